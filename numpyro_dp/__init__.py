@@ -1,0 +1,11 @@
+"""Differentially private MCMC for NumPyro."""
+
+from numpyro_dp.kernels.hmc import DPHMC
+from numpyro_dp.kernels.penalty import DPPenalty
+from numpyro_dp.ledger import PrivacyBudgetError, PrivacyReport
+from numpyro_dp.mcmc import MCMC
+from numpyro_dp.model import UnsupportedModelError
+
+__version__ = "0.1.0.dev0"
+
+__all__ = ["DPHMC", "DPPenalty", "MCMC", "PrivacyBudgetError", "PrivacyReport", "UnsupportedModelError"]

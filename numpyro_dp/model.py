@@ -397,7 +397,7 @@ class _FullTrace:
 def _abstract_trace(model: Callable, args: tuple, kwargs: dict, named: list[Argument]) -> _FullTrace:
     """Sites, shapes and dependencies of the model at its real shapes, without evaluating anything."""
     leaves, treedef, is_array = _split_static(args, kwargs)
-    abstract = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf, f in zip(leaves, is_array, strict=True) if f]
+    abstract = [jax.ShapeDtypeStruct(leaf.shape, jnp.result_type(leaf)) for leaf, f in zip(leaves, is_array, strict=True) if f]
     array_index = [k for k, flag in enumerate(is_array) if flag]
 
     def latents(arrays: list) -> Params:

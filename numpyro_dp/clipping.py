@@ -1,0 +1,190 @@
+"""Sums of per-row quantities, each row clipped; the result knows its own sensitivity.
+
+A sum is accumulated in integers. Each row's contribution is clipped, divided by the clip bound and rounded to a grid of
+`GRID` steps; integers add up exactly, in any order and at any size, so that the sensitivity claimed is the sensitivity
+that the floating-point program has (Mironov 2012 and Casacuberta et al. 2022 show how far apart the two can be).
+Rounding moves a row by at most half a step, ``bound / 2**24``.
+
+**Formal guarantee.** For every parameter value, and for rows of any content (NaN, infinity, 1e30), replacing one row
+changes a `ClippedSum` by at most ``2 * GRID`` steps in L2 norm, adding or removing one by at most ``GRID`` steps; one
+step is ``bound / GRID``.
+
+=====================================  ====================================
+a row whose                            contributes
+=====================================  ====================================
+scalar is NaN                          0
+scalar is +-infinity                   +-bound
+vector has a NaN or infinite entry     0
+vector has a norm that overflows       0
+vector is 0                            0
+bound is 0 (no jump)                   0
+=====================================  ====================================
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+from jax import lax
+
+GRID = 2**23
+"""Steps per clip bound: float32 resolves no more."""
+
+_LIMB = 2**24  # a sum is hi * _LIMB + lo with 0 <= lo < _LIMB: exact in int32 for more than 1e9 rows
+_CHUNK_ELEMENTS = 2**19  # rows are taken in chunks of about this many numbers, which bounds the memory
+_CHUNK_ROWS = (2**8, 2**17)  # at most 2**19, so that sums of 12-bit halves fit in int32
+
+
+class ClippedSum(NamedTuple):
+    """A sum over rows on the integer grid; made by `clipped_sum` only.
+
+    :ivar hi, lo: the sum in steps is ``hi * 2**24 + lo``; scalars, or vectors of the same length.
+    :ivar bound: largest norm of one row's contribution, in real units.
+    """
+
+    hi: jax.Array
+    lo: jax.Array
+    bound: jax.Array
+
+
+class UnclippedSum(NamedTuple):
+    """A plain floating-point sum, for runs without privacy. No noise can be added to it."""
+
+    value: jax.Array
+
+
+def sensitivity_steps(neighboring_relation: str) -> int:
+    """L2 sensitivity of every `ClippedSum`, in steps of the grid."""
+    return {"replace_one": 2 * GRID, "add_or_remove_one": GRID}[neighboring_relation]
+
+
+def clipped_sum(
+    per_row: Callable[[tuple], jax.Array],
+    rows: Sequence[jax.Array],
+    bound: jax.Array | float,
+    width: int = 1,
+) -> ClippedSum | UnclippedSum:
+    """Sum `per_row` over the rows, each contribution clipped to norm `bound`.
+
+    :param per_row: from one-row slices of `rows` (leading axis 1) to a scalar or a vector.
+    :param rows: arrays with the rows on the leading axis.
+    :param bound: at least 0, in the units of `per_row`. The Python float ``inf`` gives an `UnclippedSum`.
+    :param width: about how many numbers one row needs, which decides how many rows are taken at once.
+    """
+    num_rows = rows[0].shape[0]
+    result = jax.eval_shape(per_row, tuple(row[:1] for row in rows))
+    clip: bool = not (isinstance(bound, float) and math.isinf(bound))
+    chunk = min(num_rows, chunk_rows(width + sum(math.prod(row.shape[1:]) for row in rows)))
+
+    def chunk_sum(start: jax.Array, counted: jax.Array) -> tuple:
+        slices = tuple(lax.dynamic_slice_in_dim(row, start, chunk)[:, None] for row in rows)
+        values = jax.vmap(per_row)(slices)
+        fresh = start + jnp.arange(chunk) >= counted
+        if not clip:
+            return (jnp.sum(jnp.where(_align(fresh, values), values, 0), 0),)
+        steps = (_scalar_steps if values.ndim == 1 else _vector_steps)(values, bound)
+        steps = jnp.where(_align(fresh, steps), steps, 0)
+        # 12-bit halves: the sum of either over a chunk fits in int32.
+        return _normalize(jnp.sum(steps >> 12, 0), jnp.sum(steps & 4095, 0))
+
+    def add_chunk(k: jax.Array, total: tuple) -> tuple:
+        counted = k * chunk
+        # The last chunk starts early enough to be whole; its rows that are counted already are left out.
+        part = chunk_sum(jnp.minimum(counted, num_rows - chunk), counted)
+        if not clip:
+            return (total[0] + part[0],)
+        lo = total[1] + part[1]
+        return total[0] + part[0] + (lo >> 24), lo & (_LIMB - 1)
+
+    zero = jnp.zeros(result.shape, result.dtype if not clip else jnp.int32)
+    total = lax.fori_loop(0, -(-num_rows // chunk), add_chunk, (zero,) if not clip else (zero, zero))
+    return ClippedSum(*total, jnp.asarray(bound, result.dtype)) if clip else UnclippedSum(*total)
+
+
+def chunk_rows(width: int) -> int:
+    """Rows to take at once when one row needs `width` numbers: a power of two, which bounds the memory of a pass."""
+    rows = 2 ** round(math.log2(_CHUNK_ELEMENTS / width))
+    return int(np.clip(rows, *_CHUNK_ROWS))
+
+
+def _align(mask: jax.Array, values: jax.Array) -> jax.Array:
+    return mask.reshape(mask.shape + (1,) * (values.ndim - 1))
+
+
+def _scalar_steps(values: jax.Array, bound: jax.Array | float) -> jax.Array:
+    """Clip to [-bound, bound], in steps; one row each."""
+    steps = values * (GRID / bound)
+    steps = jnp.where(jnp.isnan(steps), 0, jnp.clip(steps, -GRID, GRID))
+    return jnp.round(steps).astype(jnp.int32)
+
+
+def _vector_steps(values: jax.Array, bound: jax.Array | float) -> jax.Array:
+    """Clip the L2 norm of each row of `values` to `bound`, in steps.
+
+    The radius leaves room for rounding to the grid (half a step per entry) and for the floating-point error of the
+    norm, so that the integer vector's norm is at most `GRID` whatever the compiler does.
+    """
+    dimension = values.shape[-1]
+    slack = 4 * (dimension + 16) * float(np.finfo(np.float32).eps)
+    radius = (GRID - math.sqrt(dimension) / 2) * (1 - slack) - 1
+    if radius <= 0:
+        raise ValueError(f"cannot clip vectors of {dimension} entries on a grid of {GRID} steps")
+    scaled = values / bound
+    norm_squared = jnp.sum(scaled * scaled, -1, keepdims=True)
+    factor = jnp.minimum(GRID, radius * lax.rsqrt(norm_squared))
+    # A norm that is not finite, or a factor that underflows against a huge row, would leave 0 * inf = NaN.
+    usable = jnp.isfinite(norm_squared)
+    return jnp.round(jnp.where(usable, scaled * factor, 0)).astype(jnp.int32)
+
+
+def _normalize(high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """``high * 2**12 + low`` as ``hi * 2**24 + lo``."""
+    lo = ((high & 4095) << 12) + (low & (_LIMB - 1))
+    return (high >> 12) + (low >> 24) + (lo >> 24), lo & (_LIMB - 1)
+
+
+# -- Compilers that cannot add -----------------------------------------------------------------------------------------
+
+_WRONG_SUMS = ("0.10.2",)
+
+
+class BrokenCompilerError(RuntimeError):
+    """This jaxlib returns wrong sums, so neither a sensitivity nor a posterior computed with it holds."""
+
+
+def require_correct_sums() -> None:
+    """Refuse to go on with a jaxlib known, or seen here, to add wrongly (jax-ml/jax issue 39103).
+
+    :raises BrokenCompilerError: for jaxlib 0.10.2, or if a known sum comes out wrong.
+    """
+    version = jaxlib.__version__
+    if version in _WRONG_SUMS:
+        raise BrokenCompilerError(
+            f"jaxlib {version} returns wrong sums under jit on CPUs, silently. Install another version: "
+            "`pip install 'jax!=0.10.2' 'jaxlib!=0.10.2'` (0.10.1 or older on Python 3.11, 0.11 or newer above)"
+        )
+    if not _known_sums_are_right(jax.default_backend(), jax.config.jax_enable_x64):
+        raise BrokenCompilerError(
+            f"jaxlib {version} fails a known-answer test of summation on {jax.default_backend()}: install another version"
+        )
+
+
+@functools.cache
+def _known_sums_are_right(backend: str, x64: bool) -> bool:
+    """A vmapped matrix-vector product followed by a reduction, the pattern that jaxlib 0.10.2 gets wrong."""
+    x = np.arange(64 * 3).reshape(64, 3) % 7 - 3.0
+    y = np.arange(64) % 5 - 2.0
+    z = np.arange(4 * 3).reshape(4, 3) % 3 - 1.0
+    expected = ((z @ x.T) * y).sum(1)  # small integers: exact in any precision
+    with jax.ensure_compile_time_eval():
+        x_, y_, z_ = (jnp.asarray(v) for v in (x, y, z))
+        found = jax.jit(jax.vmap(lambda z: jnp.sum(y_ * (x_ @ z))))(z_)
+        total = jax.jit(lambda v: clipped_sum(lambda row: row[0][0], (v,), 3.0))(jnp.tile(x_[:, 0], 300))
+    steps = np.asarray(total.hi).astype(np.int64) * _LIMB + np.asarray(total.lo)
+    expected_steps = 300 * sum(round(v * GRID / 3.0) for v in x[:, 0])
+    return bool(np.array_equal(found, expected)) and abs(int(steps) - expected_steps) <= 64 * 300

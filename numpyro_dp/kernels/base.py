@@ -1,0 +1,615 @@
+"""What every private kernel shares: the `MCMCKernel` shell, the data-free start, the budget, what is state.
+
+A kernel sees the table only through a `PrivateTarget`, whose methods return clipped sums, and turns those into numbers
+only through `numpyro_dp.noise.release` with the noise of a `Grant`. Everything in a `DPState` is computed from such
+releases and from public randomness, so the whole state may be published; it holds no key from which noise was drawn.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, random
+from jax.experimental import io_callback
+from numpyro.infer.hmc_util import warmup_adapter
+from numpyro.infer.initialization import init_to_median
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.util import is_prng_key
+
+from numpyro_dp.accounting import NEIGHBORING_RELATIONS, gaussian_eps
+from numpyro_dp.clipping import ClippedSum, UnclippedSum, clipped_sum, require_correct_sums
+from numpyro_dp.ledger import Ledger, Plan, PrivacyReport, plan_for_budget, plan_for_noise
+from numpyro_dp.model import SeparableModel, released_model, separate
+from numpyro_dp.noise import GridNoise, NoiseSource
+
+
+class DPState(NamedTuple):
+    """State of a private chain. Every field is released: it depends on the table through noisy clipped sums only.
+
+    :ivar i: iterations done, warmup included.
+    :ivar z: unconstrained parameters, a dict keyed by site.
+    :ivar accepted: whether the last proposal was accepted.
+    :ivar accept_prob: estimate of its acceptance probability from the *noisy* log ratio.
+    :ivar mean_accept_prob: its running mean since the start or the end of warmup.
+    :ivar noise_scale: standard deviation of the noise in the last log ratio. About 1 to 2.5 is best; far above, the
+        chain stands still.
+    :ivar rho_spent: what this chain has released so far costs this much; chains add up (see `accounting`).
+    :ivar exhausted: the budget did not allow this iteration; `z` is a copy of the one before and no draw.
+    :ivar adapt_state: NumPyro's ``HMCAdaptState``: step size, inverse mass matrix and their adaptation.
+    :ivar carry: what the algorithm itself carries along; see the kernel.
+    :ivar rng_key: key of the public randomness (proposals, accept draws). Privacy noise does not come from it.
+    """
+
+    i: jax.Array
+    z: dict[str, jax.Array]
+    accepted: jax.Array
+    accept_prob: jax.Array
+    mean_accept_prob: jax.Array
+    noise_scale: jax.Array
+    rho_spent: jax.Array
+    exhausted: jax.Array
+    adapt_state: Any
+    carry: Any
+    rng_key: jax.Array
+
+
+class Transition(NamedTuple):
+    """What one iteration of an algorithm yields: the next point (flat, unconstrained) and what was released on it."""
+
+    z: jax.Array
+    accepted: jax.Array
+    accept_prob: jax.Array
+    noise_scale: jax.Array
+    carry: Any
+
+
+class Grant(NamedTuple):
+    """Leave to release, with the noise to do it: per kind of release, the noise and its multiplier."""
+
+    granted: jax.Array
+    noise: dict[str, GridNoise | None]
+    noise_multipliers: dict[str, jax.Array]
+
+
+class PrivateTarget:
+    """The posterior as an algorithm may use it: an exact prior, and sums over the rows that are clipped already."""
+
+    def __init__(self, separated: SeparableModel, args: tuple, kwargs: dict):
+        self.log_prior = separated.log_prior(args, kwargs)
+        self.num_params = separated.num_params
+        self._rows = separated.rows(args, kwargs)
+        self._row_log_density = separated.row_log_density(args, kwargs)
+
+    def log_ratio(self, z: jax.Array, z_new: jax.Array, bound: jax.Array | float) -> ClippedSum | UnclippedSum:
+        """Sum over rows of the change of the row's log density from `z` to `z_new`, each clipped to +-`bound`."""
+
+        def ratio(row: tuple) -> jax.Array:
+            return self._row_log_density(z_new, row) - self._row_log_density(z, row)
+
+        return clipped_sum(ratio, self._rows, bound)
+
+    def gradient(self, z: jax.Array, bound: float) -> ClippedSum | UnclippedSum:
+        """Sum over rows of the gradient of the row's log density at `z`, each clipped to norm `bound`."""
+        gradient = jax.grad(self._row_log_density)
+        return clipped_sum(lambda row: gradient(z, row), self._rows, bound, width=self.num_params)
+
+
+class DPKernel(MCMCKernel):
+    """Base of the private kernels. See `DPHMC` and `DPPenalty` for the arguments."""
+
+    def __init__(
+        self,
+        model: Callable,
+        eps: float | None,
+        delta: float | None,
+        *,
+        noise_multipliers: Mapping[str, float | None],
+        shares: Mapping[str, float],
+        clips: Mapping[str, float],
+        neighboring_relation: str,
+        num_iterations: int | None,
+        num_chains: int,
+        step_size: float | None,
+        inverse_mass_matrix: Any,
+        dense_mass: bool,
+        adapt_step_size: bool,
+        adapt_mass_matrix: bool,
+        target_accept_prob: float,
+        init_strategy: Callable | None,
+        row_plate: str | None,
+        private_args: Sequence[str] | None,
+        noise_seed: int | None,
+    ):
+        if not callable(model):
+            raise TypeError(f"model must be a NumPyro model (a callable), got {type(model).__name__}")
+        _check_budget(eps, delta, noise_multipliers, neighboring_relation)
+        _check_positive_int("num_iterations", num_iterations, optional=True)
+        _check_positive_int("num_chains", num_chains)
+        private = eps is None or eps < math.inf
+        for name, clip in clips.items():
+            if not clip > 0:
+                raise ValueError(f"clip_{name} must be positive, got {clip}")
+            if private and math.isinf(clip):
+                raise ValueError(f"clip_{name}=inf bounds no row's influence: it is for eps=inf (no privacy) only")
+        if step_size is not None and not 0 < step_size < math.inf:
+            raise ValueError(f"step_size must be positive, got {step_size}")
+        if not 0 < target_accept_prob < 1:
+            raise ValueError(f"target_accept_prob must lie strictly between 0 and 1, got {target_accept_prob}")
+        self._model = model
+        self._eps, self._delta = eps, delta
+        self._noise_multipliers = dict(noise_multipliers)
+        self._shares = dict(shares)
+        self._clips = dict(clips)
+        self._neighboring_relation = neighboring_relation
+        self._num_iterations, self._num_chains = num_iterations, num_chains
+        self._step_size = step_size
+        self._inverse_mass_matrix = inverse_mass_matrix
+        self._dense_mass = dense_mass
+        self._adapt_step_size, self._adapt_mass_matrix = adapt_step_size, adapt_mass_matrix
+        self._target_accept_prob = target_accept_prob
+        self._init_strategy = init_to_median if init_strategy is None else init_strategy
+        self._row_plate, self._private_args = row_plate, private_args
+        self._ledger = Ledger(NoiseSource(noise_seed))
+        self._separated: dict[Any, SeparableModel] = {}
+        self._last_separated: SeparableModel | None = None
+
+    # -- What an algorithm defines -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _releases(self, num_iterations: int, num_chains: int) -> dict[str, int]:
+        """How many releases of each kind the plan needs."""
+
+    @abstractmethod
+    def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
+        """Shape of one iteration's noise for each kind of release."""
+
+    @abstractmethod
+    def _request(self, carry: Any) -> dict[str, jax.Array | int]:
+        """How many releases of each kind the next iteration makes."""
+
+    @abstractmethod
+    def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
+        """What the algorithm carries along, at the start. Not from data."""
+
+    @abstractmethod
+    def _transition(
+        self, target: PrivateTarget, grant: Grant, rng_key: jax.Array, i: jax.Array, z: jax.Array, adapt: Any, carry: Any
+    ) -> Transition:
+        """One iteration from the flat unconstrained point `z`."""
+
+    # -- The interface of MCMCKernel ---------------------------------------------------------------------------------
+
+    @property
+    def sample_field(self) -> str:
+        return "z"
+
+    @property
+    def default_fields(self) -> tuple[str, ...]:
+        return ("z", "accepted", "accept_prob", "exhausted")
+
+    @property
+    def model(self) -> Callable:
+        """The model with nothing observed: what ArviZ and `Predictive` may see without leaking outcomes."""
+        return released_model(self._model)
+
+    def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs) -> DPState:
+        """The initial state, computed without looking at the rows.
+
+        :raises UnsupportedModelError: if the model has no log density per row.
+        :raises PrivacyBudgetError: if the budget is used up, or was committed for other arrays.
+        """
+        model_kwargs = {} if model_kwargs is None else model_kwargs
+        require_correct_sums()
+        separated = self._separate(model_args, model_kwargs)
+        self._commit(separated)
+        batch = 1 if is_prng_key(rng_key) else rng_key.shape[0]
+        self._ledger.require(self._releases(1, batch), f"{batch} more iteration(s)")
+        self._ledger.bind_table(_private_leaves(separated, model_args, model_kwargs))
+        self._num_warmup = num_warmup
+        if is_prng_key(rng_key):
+            state_key, params_key, carry_key = random.split(rng_key, 3)
+        else:
+            state_key, params_key, carry_key = jnp.moveaxis(jax.vmap(partial(random.split, num=3))(rng_key), 1, 0)
+        params = self._initial_params(params_key, init_params, separated, model_args, model_kwargs)
+        start = partial(self._initial_state, separated)
+        return start(state_key, carry_key, params) if is_prng_key(rng_key) else jax.vmap(start)(
+            state_key, carry_key, params
+        )
+
+    def sample(self, state: DPState, model_args, model_kwargs) -> DPState:
+        """One iteration. Without a grant from the ledger the state stays as it is and says so."""
+        model_kwargs = {} if model_kwargs is None else model_kwargs
+        separated = self._separate(model_args, model_kwargs)
+        if self._ledger.plan is None:
+            raise RuntimeError("this kernel was not initialised: call `init` first, or use it in an MCMC")
+        step = partial(self._step, separated, PrivateTarget(separated, model_args, model_kwargs))
+        return jax.vmap(step)(state) if jnp.ndim(state.i) else step(state)
+
+    def postprocess_fn(self, model_args, model_kwargs) -> Callable:
+        """From an unconstrained draw to the released sites; deterministic sites that use private rows are left out."""
+        model_kwargs = {} if model_kwargs is None else model_kwargs
+        return self._separate(model_args, model_kwargs).constrain(model_args, model_kwargs)
+
+    def get_diagnostics_str(self, state: DPState) -> str:
+        plan = self._ledger.plan
+        budget = (
+            f"eps {self.privacy.eps_spent:.3g} of {plan.eps:.3g} spent"
+            if plan is not None and plan.private
+            else "not private"
+        )
+        return f"{budget}, acc. prob={state.mean_accept_prob:.2f}, step size {state.adapt_state.step_size:.2e}"
+
+    # -- The budget --------------------------------------------------------------------------------------------------
+
+    def plan(self, num_iterations: int, num_chains: int) -> None:
+        """Say what will run, before it does; `numpyro_dp.MCMC` calls this. Does nothing where the plan is made already.
+
+        :param num_iterations: iterations of one chain, warmup included.
+        """
+        if self._num_iterations is None and self._ledger.plan is None:
+            self._num_iterations, self._num_chains = num_iterations, num_chains
+
+    def require_budget(self, num_iterations: int, num_chains: int, model_args: tuple, model_kwargs: dict) -> None:
+        """Check that a run of this size is within the budget, before anything is released.
+
+        :raises PrivacyBudgetError: if it is not.
+        """
+        self._commit(self._separate(model_args, model_kwargs))
+        self._ledger.require(
+            self._releases(num_iterations, num_chains), f"{num_chains} chain(s) of {num_iterations} iterations"
+        )
+
+    def without_data(self, model_args: tuple, model_kwargs: dict) -> tuple[tuple, dict]:
+        """The model's arguments with one placeholder row in the place of the table; nothing if they are unusable."""
+        if self._last_separated is None:
+            return (), {}
+        return self._last_separated.without_private(model_args, model_kwargs)
+
+    @property
+    def privacy(self) -> PrivacyReport:
+        """The guarantee and what it rests on, see `PrivacyReport`. Known once the kernel has been initialised."""
+        plan, separated = self._ledger.plan, self._last_separated
+        if plan is None or separated is None:
+            raise RuntimeError("there is no guarantee yet: it is fixed when the run starts. Call `run` first")
+        spent = self._ledger.spent()
+        rho_spent = plan.rho_of(spent) if plan.private else math.inf
+        return PrivacyReport(
+            eps=plan.eps,
+            delta=plan.delta,
+            neighboring_relation=plan.neighboring_relation,
+            unit="row of " + (f"plate '{separated.row_plate}'" if separated.row_plate else "the table"),
+            num_rows=plan.num_rows if plan.neighboring_relation == "replace_one" else None,
+            rho=plan.rho if plan.private else math.inf,
+            num_chains=plan.num_chains,
+            num_iterations=plan.num_iterations,
+            releases={
+                kind: {
+                    "noise_multiplier": plan.noise_multipliers.get(kind, 0.0),
+                    "planned": count,
+                    "made": spent[kind],
+                    "clip": self._describe_clip(kind),
+                }
+                for kind, count in plan.counts.items()
+            },
+            eps_spent=min(gaussian_eps(plan.delta, rho_spent), plan.eps) if plan.private else math.inf,
+            rho_spent=rho_spent,
+            public_arguments=tuple(map(str, separated.public_arguments())),
+            private_arguments=tuple(
+                # Under add/remove the number of rows is private, and a shape would tell it.
+                str(a) if plan.neighboring_relation == "replace_one" else a.name
+                for a in separated.private_arguments()
+            ),
+            dropped_sites=dict(separated.dropped_sites),
+            noise=self._describe_noise(plan),
+            assumptions=self._assumptions(plan),
+            kernel=type(self).__name__,
+        )
+
+    def _describe_noise(self, plan: Plan) -> str:
+        if not plan.private:
+            return "none"
+        if self._ledger.reproducible:
+            return (
+                "reproducible, derived from noise_seed: the guarantee holds only while that seed is secret, and if it "
+                "is never used with another table"
+            )
+        return "fresh entropy of the operating system; it cannot be replayed"
+
+    def _describe_clip(self, kind: str) -> str:
+        clip = self._clips[kind]
+        return f"clip_{kind} {clip:g}" + (" per unit of distance" if kind == "ratio" else "")
+
+    def _assumptions(self, plan: Plan) -> tuple[str, ...]:
+        assumptions = [
+            "the model's code, its public arguments, init values, step sizes and clip bounds were not chosen by looking "
+            "at the private rows",
+            "the table itself, the console and the memory of this process stay with the curator",
+            f"the posterior is exact only where no row's log density changes by more than clip_ratio = "
+            f"{self._clips['ratio']:g} per unit of distance; beyond that it is flattened",
+        ]
+        if plan.neighboring_relation == "replace_one":
+            assumptions.append("the number of rows is public")
+        return tuple(assumptions)
+
+    def _commit(self, separated: SeparableModel) -> None:
+        self._last_separated = separated
+        if self._ledger.plan is not None:
+            return
+        if self._num_iterations is None:
+            raise ValueError(
+                "numpyro.infer.MCMC does not tell a kernel how long it will run, and the noise depends on it: give the "
+                f"kernel `num_iterations` (warmup + samples of one chain) and `num_chains`, as in {type(self).__name__}"
+                "(model, eps=1.0, num_iterations=1500, num_chains=4), or use numpyro_dp.MCMC, which does it for you"
+            )
+        n = separated.num_rows
+        common = {
+            "delta": 0.1 / n if self._delta is None else self._delta,
+            "neighboring_relation": self._neighboring_relation,
+            "counts": self._releases(self._num_iterations, self._num_chains),
+            "num_iterations": self._num_iterations,
+            "num_chains": self._num_chains,
+            "num_rows": n,
+        }
+        if self._eps is not None:
+            self._ledger.commit(plan_for_budget(eps=self._eps, shares=self._shares, **common))
+        else:
+            self._ledger.commit(plan_for_noise(noise_multipliers=self._noise_multipliers, **common))
+
+    # -- One iteration -----------------------------------------------------------------------------------------------
+
+    def _step(self, separated: SeparableModel, target: PrivateTarget, state: DPState) -> DPState:
+        rng_key, nonce_key, move_key = random.split(state.rng_key, 3)
+        z = separated.ravel(state.z)
+        grant, rho = self._ask(nonce_key, state.carry, z, target.num_params)
+
+        def move() -> Transition:
+            return self._transition(target, grant, move_key, state.i, z, state.adapt_state, state.carry)
+
+        def stay() -> Transition:
+            return Transition(
+                z, jnp.array(False), jnp.zeros_like(state.accept_prob), jnp.zeros_like(state.noise_scale), state.carry
+            )
+
+        # Under vmap both branches run; `cond` is then a select, and what comes out is the same.
+        z_new, accepted, accept_prob, noise_scale, carry = lax.cond(grant.granted, move, stay)
+        moved = DPState(
+            i=state.i + 1,
+            z=separated.unravel(z_new),
+            accepted=accepted,
+            accept_prob=accept_prob,
+            mean_accept_prob=state.mean_accept_prob
+            + (accept_prob - state.mean_accept_prob)
+            / (jnp.where(state.i < self._num_warmup, state.i, state.i - self._num_warmup) + 1),
+            noise_scale=noise_scale,
+            rho_spent=state.rho_spent + rho,
+            exhausted=jnp.array(False),
+            adapt_state=self._adapt(state.i, accept_prob, z_new, state.adapt_state),
+            carry=carry,
+            rng_key=rng_key,
+        )
+        stayed = state._replace(accepted=jnp.array(False), exhausted=jnp.array(True), rng_key=rng_key)
+        return jax.tree.map(partial(_select, grant.granted), moved, stayed)
+
+    def _ask(self, nonce_key: jax.Array, carry: Any, z: jax.Array, num_params: int) -> tuple[Grant, jax.Array]:
+        """Charge the next iteration to the ledger; noise and noise multipliers come from there, at run time.
+
+        Nothing about the budget is compiled into the step or kept in the state, so neither a stale compilation nor a
+        state from another kernel can change what a release costs.
+        """
+        request = self._request(carry)
+        kinds = tuple(request)
+        dtype = jnp.result_type(float)
+        counts = jnp.stack([jnp.asarray(request[kind], jnp.int32) for kind in kinds])
+        ledger = self._ledger
+        if not ledger.plan.private:
+            io_callback(lambda c: ledger.count_without_noise(dict(zip(kinds, c.tolist(), strict=True))), None, counts)
+            none = {kind: None for kind in kinds}
+            zero = jnp.zeros((), dtype)
+            return Grant(jnp.array(True), none, dict.fromkeys(kinds, zero)), zero
+
+        shapes = self._noise_shapes(num_params)
+
+        def host(counts, *nonce):
+            counts = dict(zip(kinds, np.asarray(counts).tolist(), strict=True))
+            nonce = b"".join(np.asarray(part).tobytes() for part in nonce)
+            granted, noise = ledger.grant(counts, shapes, nonce)
+            multipliers = [ledger.plan.noise_multipliers[kind] for kind in kinds]
+            rho = ledger.plan.rho_of(counts) if granted else 0.0
+            return np.bool_(granted), np.asarray(multipliers, dtype), np.asarray(rho, dtype), [noise[k] for k in kinds]
+
+        granted, multipliers, rho, noise = io_callback(
+            host,
+            (
+                jax.ShapeDtypeStruct((), jnp.bool_),
+                jax.ShapeDtypeStruct((len(kinds),), dtype),
+                jax.ShapeDtypeStruct((), dtype),
+                [jax.ShapeDtypeStruct((2, *shapes[kind]), jnp.int32) for kind in kinds],
+            ),
+            counts,
+            # The nonce also makes `vmap` ask once per chain: a callback without batched operands would be shared.
+            _key_data(nonce_key),
+            z,
+        )
+        grant = Grant(
+            granted,
+            {kind: GridNoise(part[0], part[1]) for kind, part in zip(kinds, noise, strict=True)},
+            dict(zip(kinds, multipliers, strict=True)),
+        )
+        return grant, rho
+
+    def _adapter(self):
+        return warmup_adapter(
+            self._num_warmup,
+            adapt_step_size=self._adapt_step_size,
+            adapt_mass_matrix=self._adapt_mass_matrix,
+            dense_mass=self._dense_mass,
+            target_accept_prob=self._target_accept_prob,
+        )
+
+    def _adapt(self, i: jax.Array, accept_prob: jax.Array, z: jax.Array, adapt_state: Any) -> Any:
+        """NumPyro's warmup adaptation, fed with released values only, hence free post-processing."""
+        if self._num_warmup == 0 or not (self._adapt_step_size or self._adapt_mass_matrix):
+            return adapt_state
+        _, update = self._adapter()
+        return lax.cond(
+            i < self._num_warmup, lambda: update(i, accept_prob, (z,), adapt_state), lambda: adapt_state
+        )
+
+    # -- The start ---------------------------------------------------------------------------------------------------
+
+    def _initial_state(self, separated: SeparableModel, rng_key, carry_key, params) -> DPState:
+        z = separated.ravel(params)
+        zero = jnp.zeros((), z.dtype)
+        n = separated.num_rows
+        step_size = self._step_size
+        if step_size is None:  # the width of a posterior whose rows each have information of about 1
+            step_size = 1 / math.sqrt(n) if self._neighboring_relation == "replace_one" else 0.01
+        init, _ = self._adapter()
+        adapt_state = init(
+            (z,),
+            carry_key,  # not used: there is no step size search
+            step_size=jnp.asarray(step_size, z.dtype),
+            inverse_mass_matrix=self._flat_mass_matrix(separated, z.dtype),
+            mass_matrix_size=z.size,
+        )._replace(rng_key=None)
+        return DPState(
+            i=jnp.array(0),
+            z=params,
+            accepted=jnp.array(False),
+            accept_prob=zero,
+            mean_accept_prob=zero,
+            noise_scale=zero,
+            rho_spent=jnp.zeros((), jnp.result_type(float)),
+            exhausted=jnp.array(False),
+            adapt_state=adapt_state,
+            carry=self._init_carry(carry_key, z),
+            rng_key=rng_key,
+        )
+
+    def _flat_mass_matrix(self, separated: SeparableModel, dtype) -> jax.Array | None:
+        """The user's inverse mass matrix over the flat parameter vector: (d,), or (d, d) with `dense_mass`."""
+        given = self._inverse_mass_matrix
+        if given is None:
+            return None
+        size = separated.num_params
+        if isinstance(given, Mapping):
+            unknown = set(given) - set(separated.prototype)
+            if unknown:
+                raise ValueError(
+                    f"inverse_mass_matrix names {sorted(unknown)}, but the sites are {sorted(separated.prototype)}"
+                )
+            matrix = separated.ravel(
+                {
+                    name: jnp.broadcast_to(jnp.asarray(given.get(name, 1.0), dtype), jnp.shape(zero))
+                    for name, zero in separated.prototype.items()
+                }
+            )
+        else:
+            matrix = jnp.asarray(given, dtype)
+            matrix = jnp.full((size,), matrix) if matrix.ndim == 0 else matrix
+        if matrix.shape not in ((size,), (size, size)):
+            raise ValueError(
+                f"inverse_mass_matrix has shape {matrix.shape}; the model has {size} unconstrained parameters: give a "
+                f"number, ({size},) for a diagonal, ({size}, {size}) for a dense one, or a dict by site"
+            )
+        if self._dense_mass and matrix.ndim == 1:
+            matrix = jnp.diag(matrix)
+        if not self._dense_mass and matrix.ndim == 2:
+            raise ValueError("a dense inverse_mass_matrix needs dense_mass=True")
+        return matrix
+
+    def _initial_params(self, rng_key, init_params, separated: SeparableModel, args, kwargs):
+        if init_params is None:
+            params, valid = separated.init_params(rng_key, self._init_strategy, args, kwargs)
+            if not isinstance(valid, jax.core.Tracer) and not bool(jnp.all(valid)):
+                raise ValueError(
+                    "init_strategy found no starting point at which the log prior is finite (the rows are not looked "
+                    "at): give `init_params=` or `init_strategy=init_to_value(values=...)`"
+                )
+            return params
+        batch = () if is_prng_key(rng_key) else (rng_key.shape[0],)
+        expected = {name: (*batch, *jnp.shape(zero)) for name, zero in separated.prototype.items()}
+        if not isinstance(init_params, Mapping):
+            raise ValueError(f"init_params must be a dict of unconstrained values for the sites {sorted(expected)}")
+        found = {name: jnp.shape(value) for name, value in init_params.items()}
+        if found != expected:
+            raise ValueError(
+                f"init_params must hold unconstrained values of shapes {expected} (a leading axis for the chains "
+                f"counts), got {found}"
+            )
+        return {name: jnp.asarray(init_params[name], zero.dtype) for name, zero in separated.prototype.items()}
+
+    def _separate(self, args: tuple, kwargs: dict) -> SeparableModel:
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        key = (treedef, *(_signature(leaf) for leaf in leaves))
+        try:
+            separated = self._separated.get(key)
+        except TypeError:  # an argument that is neither an array nor hashable
+            return separate(self._model, args, kwargs, self._row_plate, self._private_args)
+        if separated is None:
+            separated = separate(self._model, args, kwargs, self._row_plate, self._private_args)
+            self._separated[key] = separated
+        return separated
+
+    def __getstate__(self):
+        state = self.__dict__.copy()
+        state["_separated"] = {}  # holds jitted closures
+        return state
+
+
+def _select(condition: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
+    return jnp.where(condition, yes, no)
+
+
+def _key_data(key: jax.Array) -> jax.Array:
+    return random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+
+
+def _signature(leaf: Any) -> Any:
+    shape = getattr(leaf, "shape", None)
+    return (shape, str(leaf.dtype)) if shape is not None and hasattr(leaf, "dtype") and shape != () else leaf
+
+
+def _private_leaves(separated: SeparableModel, args: tuple, kwargs: dict) -> list:
+    """The private arrays themselves; none where they are traced, and so have no identity."""
+    leaves = jax.tree.leaves((args, kwargs))
+    private = [leaf for leaf, a in zip(leaves, separated.arguments, strict=True) if a.private]
+    return [] if any(isinstance(leaf, jax.core.Tracer) for leaf in private) else private
+
+
+def _check_positive_int(name: str, value: Any, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+
+
+def _check_budget(eps, delta, noise_multipliers: Mapping[str, float | None], neighboring_relation: str) -> None:
+    given = [value for value in noise_multipliers.values() if value is not None]
+    names = ", ".join(f"noise_multiplier_{kind}" for kind in noise_multipliers)
+    if eps is None and len(given) < len(noise_multipliers):
+        raise ValueError(f"give the budget `eps`, or all of {names} (noise standard deviation over L2 sensitivity)")
+    if eps is not None and given:
+        raise ValueError(f"give either `eps` or {names}, not both: each follows from the other")
+    if eps is not None and not eps > 0:
+        raise ValueError(f"eps must be positive (inf runs without noise, and is not private), got {eps}")
+    for value in given:
+        if not 0 < value < math.inf:
+            raise ValueError(f"noise multipliers must be positive, got {value}")
+    if neighboring_relation not in NEIGHBORING_RELATIONS:
+        raise ValueError(
+            f"neighboring_relation must be one of {', '.join(map(repr, NEIGHBORING_RELATIONS))}, "
+            f"got {neighboring_relation!r}"
+        )
+    if delta is not None and not 0 < delta < 1:
+        raise ValueError(f"delta must lie strictly between 0 and 1, got {delta}")
+    if delta is None and neighboring_relation == "add_or_remove_one":
+        raise ValueError(
+            "under 'add_or_remove_one' the number of rows is private, so there is no default delta: give one that is "
+            "far below 1 over the order of magnitude of the table's size"
+        )

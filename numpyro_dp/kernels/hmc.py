@@ -1,0 +1,267 @@
+"""DP-HMC: Hamiltonian proposals from noisy clipped gradients, corrected by the penalty test (Räisä et al. 2021).
+
+The integrator sees ``G(z) = sum_i clip(grad log p(x_i | z), clip_grad) + noise + grad log p(z)``, with fresh noise at
+each call, and the end point is tested as in `numpyro_dp.kernels.penalty`. Kicks by a symmetric random amount and drifts
+are each reversible up to a flip of the momentum, and each leapfrog below is a palindrome of them, so with unclipped
+*ratios* the exact posterior is invariant. Clipping or noise in the gradients costs acceptance, not correctness.
+
+Three leapfrogs, L steps each:
+
+============  =====================  ==================================================================
+`leapfrog`    gradients per chain    what it does
+============  =====================  ==================================================================
+"position"    k L                    half a drift, then kicks between drifts: nothing to carry along
+"fresh"       k (L + 1)              kicks at both ends, a new first gradient every iteration (the paper)
+"reuse"       k L + 1                as "fresh", but starts from the last accepted point's own noisy
+                                     gradient, which is part of the state. Kept on rejection: drawing it
+                                     anew only then would bias the chain
+============  =====================  ==================================================================
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+
+from numpyro_dp.kernels.base import DPKernel, Grant, PrivateTarget, Transition
+from numpyro_dp.kernels.penalty import penalty_test
+from numpyro_dp.noise import GridNoise, release
+
+LEAPFROGS = ("position", "fresh", "reuse")
+
+
+class HMCCarry(NamedTuple):
+    """What DPHMC carries from iteration to iteration.
+
+    :ivar jitter_shift: random shift of the chain's step size sequence, 32 bits.
+    :ivar gradient: noisy gradient of the log posterior at `z`, for ``leapfrog="reuse"``; released.
+    :ivar has_gradient: whether `gradient` has been released yet.
+    """
+
+    jitter_shift: jax.Array
+    gradient: jax.Array
+    has_gradient: jax.Array
+
+
+class DPHMC(DPKernel):
+    """Differentially private Hamiltonian Monte Carlo.
+
+    **Formal guarantee.** All chains and all iterations, warmup and rejections included, are ``(eps, delta)``-DP under
+    `neighboring_relation`: k iterations release k Gaussian sums of log ratios at noise multiplier ``tau_l`` and at most
+    N_g Gaussian sums of gradients at ``tau_g`` (N_g in the table of this module), which cost
+    ``rho = k / (2 tau_l^2) + N_g / (2 tau_g^2)`` (Theorem 3.5 of Räisä et al. 2021, with the exact composition of
+    `numpyro_dp.accounting`).
+
+    The arguments that `DPPenalty` has too mean the same here.
+
+    :param clip_grad: largest norm of one row's gradient, in unconstrained space, that is counted in full. Clipped
+        gradients make worse proposals, not a wrong posterior.
+    :param step_size: of the leapfrog. Default ``1 / sqrt(n)`` (0.01 under add/remove); adapted in warmup from released
+        decisions.
+    :param num_steps: leapfrog steps per iteration. Their number is fixed: each costs privacy.
+    :param trajectory_length: instead of `num_steps`: ``ceil(trajectory_length / step_size)`` steps at the given
+        `step_size`, with which the length changes if the step size is adapted.
+    :param leapfrog: ``"position"`` (default, the cheapest), ``"fresh"`` or ``"reuse"``.
+    :param grad_share: fraction of the budget that gradients get; the ratios get the rest.
+    :param jitter: each iteration's step size is multiplied by a factor from a randomised Halton sequence on
+        ``[1 - jitter, 1 + jitter]``, which breaks up periodic orbits.
+    :param inverse_mass_matrix: a number, a vector (d,), a matrix (d, d) with `dense_mass`, or a dict by site. Public.
+    :param noise_multiplier_ratio, noise_multiplier_grad: instead of `eps`, noise standard deviation over sensitivity.
+
+    `DPState.carry` is an `HMCCarry`.
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        eps: float | None = None,
+        delta: float | None = None,
+        *,
+        clip_ratio: float = 1.0,
+        clip_grad: float = 1.0,
+        step_size: float | None = None,
+        num_steps: int | None = None,
+        trajectory_length: float | None = None,
+        leapfrog: str = "position",
+        grad_share: float = 0.5,
+        jitter: float = 0.2,
+        inverse_mass_matrix: Any = None,
+        dense_mass: bool = False,
+        adapt_step_size: bool = True,
+        adapt_mass_matrix: bool = False,
+        target_accept_prob: float = 0.5,
+        noise_multiplier_ratio: float | None = None,
+        noise_multiplier_grad: float | None = None,
+        neighboring_relation: str = "replace_one",
+        num_iterations: int | None = None,
+        num_chains: int = 1,
+        init_strategy: Callable | None = None,
+        row_plate: str | None = None,
+        private_args: Sequence[str] | None = None,
+        noise_seed: int | None = None,
+    ):
+        super().__init__(
+            model,
+            eps,
+            delta,
+            noise_multipliers={"ratio": noise_multiplier_ratio, "grad": noise_multiplier_grad},
+            shares={"ratio": 1 - grad_share, "grad": grad_share},
+            clips={"ratio": clip_ratio, "grad": clip_grad},
+            neighboring_relation=neighboring_relation,
+            num_iterations=num_iterations,
+            num_chains=num_chains,
+            step_size=step_size,
+            inverse_mass_matrix=inverse_mass_matrix,
+            dense_mass=dense_mass,
+            adapt_step_size=adapt_step_size,
+            adapt_mass_matrix=adapt_mass_matrix,
+            target_accept_prob=target_accept_prob,
+            init_strategy=init_strategy,
+            row_plate=row_plate,
+            private_args=private_args,
+            noise_seed=noise_seed,
+        )
+        if leapfrog not in LEAPFROGS:
+            raise ValueError(f"leapfrog must be one of {', '.join(map(repr, LEAPFROGS))}, got {leapfrog!r}")
+        if not 0 < grad_share < 1:
+            raise ValueError(f"grad_share must lie strictly between 0 and 1, got {grad_share}")
+        if not 0 <= jitter < 1:
+            raise ValueError(f"jitter must lie in [0, 1), got {jitter}")
+        self._num_steps = _num_leapfrog_steps(num_steps, trajectory_length, step_size)
+        self._leapfrog, self._jitter = leapfrog, jitter
+
+    def _releases(self, num_iterations: int, num_chains: int) -> dict[str, int]:
+        per_chain = {
+            "position": num_iterations * self._num_steps,
+            "fresh": num_iterations * (self._num_steps + 1),
+            "reuse": num_iterations * self._num_steps + 1,
+        }[self._leapfrog]
+        return {"ratio": num_iterations * num_chains, "grad": per_chain * num_chains}
+
+    def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
+        ends = 0 if self._leapfrog == "position" else 1
+        return {"ratio": (1,), "grad": (self._num_steps + ends, num_params)}
+
+    def _request(self, carry: HMCCarry) -> dict[str, jax.Array | int]:
+        first = {"position": 0, "fresh": 1, "reuse": 1 - carry.has_gradient.astype(jnp.int32)}[self._leapfrog]
+        return {"ratio": 1, "grad": self._num_steps + first}
+
+    def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> HMCCarry:
+        return HMCCarry(random.bits(rng_key, dtype=jnp.uint32), jnp.zeros_like(z), jnp.array(False))
+
+    def _transition(
+        self,
+        target: PrivateTarget,
+        grant: Grant,
+        rng_key: jax.Array,
+        i: jax.Array,
+        z: jax.Array,
+        adapt: Any,
+        carry: HMCCarry,
+    ) -> Transition:
+        momentum_key, accept_key = random.split(rng_key)
+        step_size = adapt.step_size * self._step_factor(i, carry.jitter_shift)
+        p = _multiply(adapt.mass_matrix_sqrt, random.normal(momentum_key, z.shape, z.dtype))
+
+        def gradient(position: jax.Array, noise: GridNoise | None) -> jax.Array:
+            return release(target.gradient(position, self._clips["grad"]), noise) + jax.grad(target.log_prior)(position)
+
+        z_new, p_new, new_gradient, first_gradient = self._integrate(
+            gradient, grant.noise["grad"], z, p, step_size, adapt.inverse_mass_matrix, carry
+        )
+        kinetic = (p @ _multiply(adapt.inverse_mass_matrix, p) - p_new @ _multiply(adapt.inverse_mass_matrix, p_new)) / 2
+        accepted, accept_prob, scale = penalty_test(
+            target,
+            grant,
+            accept_key,
+            z,
+            z_new,
+            target.log_prior(z_new) - target.log_prior(z) + kinetic,
+            self._clips["ratio"],
+            self._neighboring_relation,
+        )
+        if self._leapfrog == "reuse":
+            carry = carry._replace(
+                gradient=jnp.where(accepted, new_gradient, first_gradient), has_gradient=jnp.array(True)
+            )
+        return Transition(jnp.where(accepted, z_new, z), accepted, accept_prob, scale, carry)
+
+    def _integrate(
+        self,
+        gradient: Callable[[jax.Array, GridNoise | None], jax.Array],
+        noise: GridNoise | None,
+        z: jax.Array,
+        p: jax.Array,
+        step_size: jax.Array,
+        inverse_mass_matrix: jax.Array,
+        carry: HMCCarry,
+    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """End point, end momentum, and the noisy gradients at the end and at the start (zeros for "position")."""
+
+        def drift(z: jax.Array, p: jax.Array, time: jax.Array) -> jax.Array:
+            return z + time * _multiply(inverse_mass_matrix, p)
+
+        if self._leapfrog == "position":
+
+            def kick_drift(state: tuple, noise: GridNoise | None) -> tuple:
+                z, p = state
+                p = p + step_size * gradient(z, noise)
+                return (drift(z, p, step_size), p), None
+
+            z = drift(z, p, step_size / 2)
+            (z, p), _ = lax.scan(kick_drift, (z, p), noise, self._num_steps)
+            zero = jnp.zeros_like(z)
+            return drift(z, p, -step_size / 2), p, zero, zero  # the last drift is half a step
+
+        def kick_drift_kick(state: tuple, noise: GridNoise | None) -> tuple:
+            z, p, g = state
+            p = p + step_size / 2 * g
+            z = drift(z, p, step_size)
+            g = gradient(z, noise)
+            return (z, p + step_size / 2 * g, g), None
+
+        first_noise = jax.tree.map(lambda x: x[0], noise)
+        later_noise = jax.tree.map(lambda x: x[1:], noise)
+        if self._leapfrog == "reuse":
+            first = lax.cond(carry.has_gradient, lambda: carry.gradient, lambda: gradient(z, first_noise))
+        else:
+            first = gradient(z, first_noise)
+        (z, p, last), _ = lax.scan(kick_drift_kick, (z, p, first), later_noise, self._num_steps)
+        return z, p, last, first
+
+    def _step_factor(self, i: jax.Array, shift: jax.Array) -> jax.Array:
+        """Element i of the base-2 Halton sequence, digits flipped by the chain's random shift, on [1-j, 1+j]."""
+        digits = _reverse_bits(i.astype(jnp.uint32)) ^ shift
+        return 1 + self._jitter * (2 * (digits.astype(jnp.result_type(float)) / 2.0**32) - 1)
+
+
+def _num_leapfrog_steps(num_steps: int | None, trajectory_length: float | None, step_size: float | None) -> int:
+    if num_steps is not None and trajectory_length is not None:
+        raise ValueError("give either num_steps or trajectory_length, not both")
+    if trajectory_length is not None:
+        if step_size is None:
+            raise ValueError(
+                "trajectory_length needs a step_size: their ratio is the number of leapfrog steps, which the privacy "
+                "budget has to know beforehand"
+            )
+        if not 0 < trajectory_length < math.inf:
+            raise ValueError(f"trajectory_length must be positive, got {trajectory_length}")
+        return math.ceil(trajectory_length / step_size - 1e-9)
+    num_steps = 10 if num_steps is None else num_steps
+    if not isinstance(num_steps, int) or num_steps < 1:
+        raise ValueError(f"num_steps must be a positive integer, got {num_steps!r}")
+    return num_steps
+
+
+def _multiply(matrix: jax.Array, vector: jax.Array) -> jax.Array:
+    return matrix * vector if matrix.ndim == 1 else matrix @ vector
+
+
+def _reverse_bits(x: jax.Array) -> jax.Array:
+    for shift, mask in ((1, 0x55555555), (2, 0x33333333), (4, 0x0F0F0F0F), (8, 0x00FF00FF), (16, 0x0000FFFF)):
+        mask = jnp.uint32(mask)
+        x = ((x & mask) << shift) | ((x >> shift) & mask)
+    return x

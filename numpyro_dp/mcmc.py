@@ -1,0 +1,64 @@
+"""`MCMC`: NumPyro's MCMC with the budget planned beforehand, a report afterwards, and results without data."""
+
+from typing import Any
+
+import jax
+from numpyro.infer import mcmc as numpyro_mcmc
+
+from numpyro_dp.kernels.base import DPKernel
+from numpyro_dp.ledger import PrivacyReport
+
+
+class MCMC(numpyro_mcmc.MCMC):
+    """NumPyro's ``MCMC`` for a private kernel. All arguments are NumPyro's.
+
+    It tells the kernel how long the run will be, so that the kernel's `eps` covers all of it (every chain, warmup
+    included); refuses a run that the budget does not cover before anything is released; and forgets the table after
+    the run, so that pickles and ArviZ see none of it.
+
+    `warmup` and the `run` that follows it are one run, and share its budget.
+    """
+
+    def __init__(self, sampler: DPKernel, **options: Any):
+        if not isinstance(sampler, DPKernel):
+            raise TypeError(
+                f"numpyro_dp.MCMC needs a private kernel such as DPHMC, got {type(sampler).__name__}; "
+                "numpyro.infer.MCMC runs the others"
+            )
+        super().__init__(sampler, **options)
+
+    @property
+    def privacy(self) -> PrivacyReport:
+        """What was guaranteed, released and spent; see `PrivacyReport`."""
+        return self.sampler.privacy
+
+    def run(self, rng_key, *args, extra_fields=(), init_params=None, **kwargs) -> None:
+        """Run the chains; see NumPyro.
+
+        :raises PrivacyBudgetError: before anything is released, if the budget does not cover the run.
+        :raises UnsupportedModelError: if the model has no log density per row.
+        """
+        self.sampler.plan(self.num_warmup + self.num_samples, self.num_chains)
+        self.sampler.require_budget(self._num_steps_of_this_run(), self.num_chains, args, kwargs)
+        try:
+            super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
+            jax.block_until_ready(self._last_state)
+        finally:
+            # Also after an error or an interrupt. What remains has the shapes that ArviZ needs, and nothing private.
+            self._args, self._kwargs = self.sampler.without_data(args, kwargs)
+            self._cache, self._init_state_cache = {}, {}
+
+    def _num_steps_of_this_run(self) -> int:
+        if self._warmup_state is not None:
+            return self.num_samples
+        return self._collection_params["upper"]
+
+    def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
+        """NumPyro's table, and under it the privacy report."""
+        super().print_summary(prob, exclude_deterministic)
+        print(self.privacy)
+
+    def __getstate__(self):
+        state = super().__getstate__()
+        state["_init_state_cache"] = {}
+        return state
