@@ -1,5 +1,6 @@
 """Differentially private MCMC for NumPyro."""
 
+from numpyro_dp.arviz import to_arviz
 from numpyro_dp.kernels.hmc import DPHMC
 from numpyro_dp.kernels.penalty import DPPenalty
 from numpyro_dp.ledger import PrivacyBudgetError, PrivacyReport
@@ -8,4 +9,4 @@ from numpyro_dp.model import UnsupportedModelError
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["DPHMC", "DPPenalty", "MCMC", "PrivacyBudgetError", "PrivacyReport", "UnsupportedModelError"]
+__all__ = ["DPHMC", "DPPenalty", "MCMC", "PrivacyBudgetError", "PrivacyReport", "UnsupportedModelError", "to_arviz"]

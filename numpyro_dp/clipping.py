@@ -90,7 +90,7 @@ def clipped_sum(
         steps = (_scalar_steps if values.ndim == 1 else _vector_steps)(values, bound)
         steps = jnp.where(_align(fresh, steps), steps, 0)
         # 12-bit halves: the sum of either over a chunk fits in int32.
-        return _normalize(jnp.sum(steps >> 12, 0), jnp.sum(steps & 4095, 0))
+        return _normalize(jnp.sum(steps >> 12, 0, jnp.int32), jnp.sum(steps & 4095, 0, jnp.int32))
 
     def add_chunk(k: jax.Array, total: tuple) -> tuple:
         counted = k * chunk

@@ -273,6 +273,7 @@ class DPKernel(MCMCKernel):
     @property
     def privacy(self) -> PrivacyReport:
         """The guarantee and what it rests on, see `PrivacyReport`. Known once the kernel has been initialised."""
+        jax.effects_barrier()  # chains may still be running: count what they have released
         plan, separated = self._ledger.plan, self._last_separated
         if plan is None or separated is None:
             raise RuntimeError("there is no guarantee yet: it is fixed when the run starts. Call `run` first")

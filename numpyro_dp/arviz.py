@@ -1,0 +1,108 @@
+"""Results for ArviZ, without private data: works with ArviZ 0.2x (`InferenceData`) and 1.x (`DataTree`)."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import arviz
+import jax
+import numpy as np
+from numpyro.handlers import seed, substitute, trace
+from numpyro.infer.initialization import init_to_sample
+from numpyro.infer.mcmc import MCMC
+
+from numpyro_dp.kernels.base import DPKernel
+
+_ARVIZ_MAJOR = int(arviz.__version__.split(".")[0])
+
+_STAT_NAMES = {"accept_prob": "acceptance_rate", "adapt_state.step_size": "step_size"}
+
+
+def to_arviz(
+    mcmc: MCMC,
+    coords: Mapping[str, Sequence] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+) -> Any:
+    """The released draws and statistics of a private run, for ``az.summary``, ``az.plot_trace``, ``az.to_netcdf``.
+
+    Holds the groups ``posterior`` and ``sample_stats`` and nothing computed from the table otherwise: no observed data,
+    no pointwise log likelihood. The guarantee stands in the attributes (``privacy_eps``, ``privacy_delta``, ...; the
+    whole report as JSON in ``privacy_report``), of the whole and of the posterior group.
+
+    Iterations that the budget did not cover are no draws, and are left out.
+
+    :param mcmc: a finished run of a private kernel, in `numpyro_dp.MCMC` or in ``numpyro.infer.MCMC``.
+    :param coords, dims: as in ArviZ. Dimensions default to the names of the model's plates.
+    :return: ``InferenceData`` (ArviZ 0.2x) or ``DataTree`` (ArviZ 1.x).
+    """
+    kernel = mcmc.sampler
+    if not isinstance(kernel, DPKernel):
+        raise TypeError(f"to_arviz needs a run of a private kernel, got one of {type(kernel).__name__}; use az.from_numpyro")
+    report = kernel.privacy
+    stats = dict(mcmc.get_extra_fields(group_by_chain=True))
+    kept = _number_of_draws(stats.get("exhausted"))
+    posterior = {name: np.asarray(draws)[:, :kept] for name, draws in mcmc.get_samples(group_by_chain=True).items()}
+    sample_stats = {
+        _STAT_NAMES.get(name, name): np.asarray(values)[:, :kept]
+        for name, values in stats.items()
+        if isinstance(values, jax.Array | np.ndarray) and not jax.dtypes.issubdtype(values.dtype, jax.dtypes.prng_key)
+    }
+    dims = {**_plate_dims(kernel.model, *kernel.without_data(mcmc._args, mcmc._kwargs)), **(dims or {})}
+    groups = {"posterior": posterior, "sample_stats": sample_stats}
+    options = {"coords": coords, "dims": {name: list(names) for name, names in dims.items() if name in posterior}}
+    results = arviz.from_dict(groups, **options) if _ARVIZ_MAJOR >= 1 else arviz.from_dict(**groups, **options)
+
+    attributes = {
+        "inference_library": "numpyro_dp",
+        "privacy_eps": report.eps,
+        "privacy_delta": report.delta,
+        "privacy_neighboring_relation": report.neighboring_relation,
+        "privacy_unit": report.unit,
+        "privacy_guarantee": report.guarantee(),
+        "privacy_report": report.to_json(),
+    }
+    results.attrs.update(attributes)
+    results["posterior"].attrs.update(attributes)
+    return results
+
+
+def _number_of_draws(exhausted: Any) -> int | None:
+    """How many draws every chain really made; the rest are copies, made after the budget was used up."""
+    if exhausted is None:
+        return None
+    exhausted = np.asarray(exhausted)
+    made = int((~exhausted).sum(1).min())
+    if made == exhausted.shape[1]:
+        return None
+    if made == 0:
+        raise ValueError("the privacy budget was used up before the first draw: there is no posterior to convert")
+    warnings.warn(
+        f"the privacy budget was used up after {made} of {exhausted.shape[1]} draws; the rest are copies and are left out",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return made
+
+
+def _plate_dims(model: Callable, args: tuple, kwargs: dict) -> dict[str, list[str]]:
+    """Names of each site's dimensions: its plates, then ``infer={"event_dims": [...]}``; from an abstract trace."""
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+    is_array = [isinstance(leaf, jax.Array) and leaf.ndim > 0 for leaf in leaves]
+    found: dict[str, list[str]] = {}
+
+    def run(arrays: list) -> int:
+        supply = iter(arrays)
+        traced_args, traced_kwargs = treedef.unflatten(
+            [next(supply) if flag else leaf for leaf, flag in zip(leaves, is_array, strict=True)]
+        )
+        sites = trace(substitute(seed(model, 0), substitute_fn=init_to_sample)).get_trace(*traced_args, **traced_kwargs)
+        for name, site in sites.items():
+            if site["type"] in ("sample", "deterministic"):
+                plates = [frame.name for frame in sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)]
+                names = plates + list(site.get("infer", {}).get("event_dims", []))
+                if names:
+                    found[name] = names
+        return 0
+
+    jax.eval_shape(run, [leaf for leaf, flag in zip(leaves, is_array, strict=True) if flag])
+    return found

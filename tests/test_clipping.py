@@ -1,0 +1,167 @@
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import numpyro_dp.clipping
+from numpyro_dp.clipping import (
+    GRID,
+    BrokenCompilerError,
+    ClippedSum,
+    chunk_rows,
+    clipped_sum,
+    require_correct_sums,
+    sensitivity_steps,
+)
+from numpyro_dp.noise import release
+
+HOSTILE = [0.0, -0.0, 1e-45, 1e-30, 0.5, -3.0, 1e6, -1e30, 3e38, np.inf, -np.inf, np.nan]
+
+
+def steps(total: ClippedSum) -> np.ndarray:
+    """The sum as exact integers."""
+    return np.asarray(total.hi).astype(object) * 2**24 + np.asarray(total.lo).astype(object)
+
+
+def scalar_sum(values, bound):
+    return clipped_sum(lambda row: row[0][0], (jnp.asarray(values),), bound)
+
+
+vector_sum = scalar_sum  # what a row gives decides
+compiled_sum = jax.jit(lambda values, bound: clipped_sum(lambda row: row[0][0], (values,), bound))
+
+
+def test_small_values_are_summed_as_they_are(precision):
+    rng = np.random.default_rng(0)
+    scalars = rng.uniform(-1, 1, 1000)
+    np.testing.assert_allclose(release(scalar_sum(scalars, 1.0), None), scalars.sum(), atol=1000 * 2.0**-23)
+    vectors = rng.uniform(-0.3, 0.3, (1000, 5))
+    np.testing.assert_allclose(release(vector_sum(vectors, 1.0), None), vectors.sum(0), atol=1000 * 2.0**-23)
+
+
+def test_large_values_are_clipped(precision):
+    assert release(scalar_sum([5.0, -7.0, 0.25, 5.0], 1.0), None) == pytest.approx(1.25)
+    clipped = release(vector_sum([[3.0, 4.0], [0.0, 0.0]], 1.0), None)
+    np.testing.assert_allclose(clipped, [0.6, 0.8], rtol=1e-4)  # the radius leaves room for rounding
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(np.nan, 0), (np.inf, 2.0), (-np.inf, -2.0), (1e30, 2.0), (0.0, 0), (1.5, 1.5)]
+)
+def test_what_one_scalar_row_contributes(value, expected, precision):
+    assert release(scalar_sum([value], 2.0), None) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e38])
+def test_what_one_vector_row_contributes(bad):
+    total = vector_sum(np.array([[bad, 1.0, 0.0], [0.5, 0.0, 0.0]], np.float32), 2.0)
+    np.testing.assert_allclose(release(total, None), [0.5, 0, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_no_jump_no_contribution(value):
+    """Proposal equals current: the bound is 0 and so is the sum, whatever the rows say."""
+    assert release(scalar_sum([value, 1.0], jnp.zeros(())), None) == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.lists(st.lists(st.sampled_from(HOSTILE), min_size=3, max_size=3), min_size=5, max_size=5),
+    other=st.lists(st.sampled_from(HOSTILE), min_size=3, max_size=3),
+    bound=st.floats(1e-6, 1e6),
+)
+def test_replacing_a_row_moves_the_sum_by_at_most_the_sensitivity(rows, other, bound):
+    rows = np.array(rows, np.float32)
+    neighbour = rows.copy()
+    neighbour[0] = other
+    for column in (slice(None), 0):  # vectors, then scalars
+        change = steps(compiled_sum(rows[:, column], bound)) - steps(compiled_sum(neighbour[:, column], bound))
+        assert sum(int(c) ** 2 for c in np.atleast_1d(change)) <= sensitivity_steps("replace_one") ** 2
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    dimension=st.sampled_from([1, 2, 3, 20, 257]),
+    log_size=st.floats(-30, 18),
+    log_bound=st.floats(-6, 6),
+    seed=st.integers(0, 2**31),
+)
+def test_one_row_never_exceeds_the_grid_radius(dimension, log_size, log_bound, seed):
+    """In exact integers: the norm of a clipped row, rounding included, is at most GRID steps."""
+    rng = np.random.default_rng(seed)
+    row = (rng.standard_t(1, (1, dimension)) * 10**log_size).astype(np.float32)
+    norm_squared = sum(int(c) ** 2 for c in steps(compiled_sum(row, 10**log_bound)))
+    assert norm_squared <= GRID**2
+
+
+@pytest.mark.parametrize("n", [1, 255, 256, 257, 1000, 5000])
+def test_every_row_counts_once_whatever_the_chunks(n, monkeypatch):
+    monkeypatch.setattr(numpyro_dp.clipping, "chunk_rows", lambda width: 256)
+    values = np.random.default_rng(n).integers(-8, 9, n) / 8.0
+    assert int(steps(scalar_sum(values, 1.0))) == int((values * GRID).sum())
+
+
+def test_the_order_of_the_rows_does_not_matter(precision):
+    values = np.random.default_rng(1).standard_cauchy((4000, 3))
+    shuffled = np.random.default_rng(2).permutation(values)
+    assert (steps(vector_sum(values, 1.0)) == steps(vector_sum(shuffled, 1.0))).all()
+
+
+def test_a_million_rows_in_float32_are_summed_exactly():
+    """A float32 sum would lose the last row among a million; the integer sum moves by exactly its change."""
+    n = 10**6
+    values = np.full(n, 0.9999999, np.float32)
+    neighbour = values.copy()
+    neighbour[-1] = -1.0
+    change = int(steps(scalar_sum(values, 1.0))) - int(steps(scalar_sum(neighbour, 1.0)))
+    assert change == round(0.9999999 * GRID) + GRID
+    assert change <= sensitivity_steps("replace_one")
+    assert int(steps(scalar_sum(np.ones(n, np.float32), 1.0))) == n * GRID
+    assert int(steps(scalar_sum(-np.ones(n, np.float32), 1.0))) == -n * GRID
+
+
+def test_reversed_jumps_give_the_opposite_sum():
+    """The penalty test needs an antisymmetric ratio, rounding included."""
+    values = np.random.default_rng(3).normal(size=1000)
+    assert int(steps(scalar_sum(values, 1.0))) == -int(steps(scalar_sum(-values, 1.0)))
+
+
+def test_without_a_bound_the_sum_is_plain():
+    total = clipped_sum(lambda row: row[0][0], (jnp.arange(10.0),), float("inf"))
+    assert release(total, None) == 45.0
+
+
+def test_chunks_bound_the_memory():
+    for width in (1, 10, 200, 10**5):
+        assert chunk_rows(width) <= 2**17
+        assert chunk_rows(width) * width <= 2**20 or chunk_rows(width) == 2**8
+
+
+def test_a_mutation_without_the_clip_is_caught(monkeypatch):
+    monkeypatch.setattr(numpyro_dp.clipping, "_scalar_steps", lambda v, b: jnp.round(v / b * GRID).astype(jnp.int32))
+    change = int(steps(scalar_sum([5.0], 1.0))) - int(steps(scalar_sum([-5.0], 1.0)))
+    assert change > sensitivity_steps("replace_one")
+
+
+# -- Compilers that cannot add -----------------------------------------------------------------------------------------
+
+
+def test_this_compiler_adds_correctly(precision):
+    require_correct_sums()
+
+
+def test_a_compiler_known_to_add_wrongly_is_refused(monkeypatch):
+    monkeypatch.setattr(jaxlib, "__version__", "0.10.2")
+    with pytest.raises(BrokenCompilerError, match=r"jaxlib 0\.10\.2 returns wrong sums.*pip install"):
+        require_correct_sums()
+
+
+def test_a_compiler_seen_to_add_wrongly_is_refused(monkeypatch):
+    numpyro_dp.clipping._known_sums_are_right.cache_clear()
+    monkeypatch.setattr(numpyro_dp.clipping, "clipped_sum", lambda *_: ClippedSum(jnp.int32(7), jnp.int32(0), 1.0))
+    with pytest.raises(BrokenCompilerError, match="known-answer"):
+        require_correct_sums()
+    numpyro_dp.clipping._known_sums_are_right.cache_clear()
