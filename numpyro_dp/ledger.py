@@ -201,11 +201,18 @@ class Ledger:
     ) -> tuple[bool, dict[str, np.ndarray]]:
         """Charge `counts` releases and draw their noise; or, if the plan does not allow them, neither.
 
+        A plan without privacy grants everything, with no noise, and keeps the books.
+
         :param counts: releases of each kind that the caller will make.
         :param shapes: shape of the noise for each kind, ``(releases, dimension)`` or ``(releases,)``.
         :param nonce: see `NoiseSource.draw`.
         """
         plan = self._plan
+        if not plan.private:
+            with self._lock:
+                for kind, count in counts.items():
+                    self._spent[kind] += count
+            return True, {}
         with self._lock:
             granted = self._noise is not None and all(
                 self._spent[kind] + count <= plan.counts[kind] for kind, count in counts.items()
@@ -231,12 +238,6 @@ class Ledger:
             )
             for kind, shape in shapes.items()
         }
-
-    def count_without_noise(self, counts: Mapping[str, int]) -> None:
-        """Keep the books of a run that is not private."""
-        with self._lock:
-            for kind, count in counts.items():
-                self._spent[kind] += count
 
     def __getstate__(self):
         # A copy that could grant releases would double the budget.

@@ -55,7 +55,7 @@ class DPState(NamedTuple):
     exhausted: jax.Array
     adapt_state: Any
     carry: Any
-    rng_key: jax.Array
+    rng_key: jax.Array | None
 
 
 class Transition(NamedTuple):
@@ -212,14 +212,13 @@ class DPKernel(MCMCKernel):
         self._ledger.bind_table(_private_leaves(separated, model_args, model_kwargs))
         self._num_warmup = num_warmup
         if is_prng_key(rng_key):
-            state_key, params_key, carry_key = random.split(rng_key, 3)
+            keys = random.split(rng_key, 4)
         else:
-            state_key, params_key, carry_key = jnp.moveaxis(jax.vmap(partial(random.split, num=3))(rng_key), 1, 0)
+            keys = jnp.moveaxis(jax.vmap(partial(random.split, num=4))(rng_key), 1, 0)
+        params_key, *state_keys = keys
         params = self._initial_params(params_key, init_params, separated, model_args, model_kwargs)
         start = partial(self._initial_state, separated)
-        return start(state_key, carry_key, params) if is_prng_key(rng_key) else jax.vmap(start)(
-            state_key, carry_key, params
-        )
+        return (start if is_prng_key(rng_key) else jax.vmap(start))(params, *state_keys)
 
     def sample(self, state: DPState, model_args, model_kwargs) -> DPState:
         """One iteration. Without a grant from the ledger the state stays as it is and says so."""
@@ -391,10 +390,11 @@ class DPKernel(MCMCKernel):
             exhausted=jnp.array(False),
             adapt_state=self._adapt(state.i, accept_prob, z_new, state.adapt_state),
             carry=carry,
-            rng_key=rng_key,
+            rng_key=None,
         )
-        stayed = state._replace(accepted=jnp.array(False), exhausted=jnp.array(True), rng_key=rng_key)
-        return jax.tree.map(partial(_select, grant.granted), moved, stayed)
+        stayed = state._replace(accepted=jnp.array(False), exhausted=jnp.array(True), rng_key=None)
+        chosen = jax.tree.map(lambda yes, no: jnp.where(grant.granted, yes, no), moved, stayed)
+        return chosen._replace(rng_key=rng_key)
 
     def _ask(self, nonce_key: jax.Array, carry: Any, z: jax.Array, num_params: int) -> tuple[Grant, jax.Array]:
         """Charge the next iteration to the ledger; noise and noise multipliers come from there, at run time.
@@ -404,24 +404,17 @@ class DPKernel(MCMCKernel):
         """
         request = self._request(carry)
         kinds = tuple(request)
-        dtype = jnp.result_type(float)
-        counts = jnp.stack([jnp.asarray(request[kind], jnp.int32) for kind in kinds])
         ledger = self._ledger
-        if not ledger.plan.private:
-            io_callback(lambda c: ledger.count_without_noise(dict(zip(kinds, c.tolist(), strict=True))), None, counts)
-            none = {kind: None for kind in kinds}
-            zero = jnp.zeros((), dtype)
-            return Grant(jnp.array(True), none, dict.fromkeys(kinds, zero)), zero
-
-        shapes = self._noise_shapes(num_params)
+        private = ledger.plan.private
+        shapes = self._noise_shapes(num_params) if private else {}
+        dtype = jnp.result_type(float)
 
         def host(counts, *nonce):
             counts = dict(zip(kinds, np.asarray(counts).tolist(), strict=True))
-            nonce = b"".join(np.asarray(part).tobytes() for part in nonce)
-            granted, noise = ledger.grant(counts, shapes, nonce)
+            granted, noise = ledger.grant(counts, shapes, b"".join(np.asarray(part).tobytes() for part in nonce))
             multipliers = [ledger.plan.noise_multipliers[kind] for kind in kinds]
-            rho = ledger.plan.rho_of(counts) if granted else 0.0
-            return np.bool_(granted), np.asarray(multipliers, dtype), np.asarray(rho, dtype), [noise[k] for k in kinds]
+            rho = ledger.plan.rho_of(counts) if granted and private else 0.0
+            return np.bool_(granted), np.asarray(multipliers, dtype), np.asarray(rho, dtype), noise
 
         granted, multipliers, rho, noise = io_callback(
             host,
@@ -429,16 +422,16 @@ class DPKernel(MCMCKernel):
                 jax.ShapeDtypeStruct((), jnp.bool_),
                 jax.ShapeDtypeStruct((len(kinds),), dtype),
                 jax.ShapeDtypeStruct((), dtype),
-                [jax.ShapeDtypeStruct((2, *shapes[kind]), jnp.int32) for kind in kinds],
+                {kind: jax.ShapeDtypeStruct((2, *shape), jnp.int32) for kind, shape in shapes.items()},
             ),
-            counts,
+            jnp.stack([jnp.asarray(request[kind], jnp.int32) for kind in kinds]),
             # The nonce also makes `vmap` ask once per chain: a callback without batched operands would be shared.
             _key_data(nonce_key),
             z,
         )
         grant = Grant(
             granted,
-            {kind: GridNoise(part[0], part[1]) for kind, part in zip(kinds, noise, strict=True)},
+            {kind: GridNoise(noise[kind][0], noise[kind][1]) if private else None for kind in kinds},
             dict(zip(kinds, multipliers, strict=True)),
         )
         return grant, rho
@@ -463,7 +456,7 @@ class DPKernel(MCMCKernel):
 
     # -- The start ---------------------------------------------------------------------------------------------------
 
-    def _initial_state(self, separated: SeparableModel, rng_key, carry_key, params) -> DPState:
+    def _initial_state(self, separated: SeparableModel, params, rng_key, adapt_key, carry_key) -> DPState:
         z = separated.ravel(params)
         zero = jnp.zeros((), z.dtype)
         n = separated.num_rows
@@ -473,7 +466,7 @@ class DPKernel(MCMCKernel):
         init, _ = self._adapter()
         adapt_state = init(
             (z,),
-            carry_key,  # not used: there is no step size search
+            adapt_key,  # for a step size search, which there is none of: it would look at the rows
             step_size=jnp.asarray(step_size, z.dtype),
             inverse_mass_matrix=self._flat_mass_matrix(separated, z.dtype),
             mass_matrix_size=z.size,
@@ -561,10 +554,6 @@ class DPKernel(MCMCKernel):
         state = self.__dict__.copy()
         state["_separated"] = {}  # holds jitted closures
         return state
-
-
-def _select(condition: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
-    return jnp.where(condition, yes, no)
 
 
 def _key_data(key: jax.Array) -> jax.Array:

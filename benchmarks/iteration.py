@@ -1,0 +1,113 @@
+"""How much does one DPHMC iteration cost beside NumPyro's non-private HMC with the same number of leapfrog steps?
+
+Logistic regression, both samplers in one process, interleaved, several rounds; prints the time of an iteration of
+each, their ratio, and (with --memory) the peak memory of a private run beside the size of its data.
+
+    python benchmarks/iteration.py --rows 1e5 --columns 20
+    python benchmarks/iteration.py --rows 1e6 --columns 50 --memory
+"""
+
+import argparse
+import resource
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import numpyro.infer
+
+import numpyro_dp
+
+
+def model(X, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ b), obs=y)
+
+
+def table(rows: int, columns: int) -> tuple[jax.Array, jax.Array]:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (rows, columns)).astype(np.float32)
+    logits = X @ np.linspace(-1, 1, columns, dtype=np.float32)
+    return jnp.asarray(X), jnp.asarray(rng.random(rows) < 1 / (1 + np.exp(-logits)), jnp.int32)
+
+
+def stepper(kernel, X, y):
+    """A function that runs `count` iterations in one compiled loop, and its state."""
+    state = kernel.init(jax.random.key(0), 0, {"b": jnp.zeros(X.shape[1])}, (X, y), {})
+    loop = jax.jit(
+        lambda state, X, y, count: jax.lax.fori_loop(0, count, lambda _, s: kernel.sample(s, (X, y), {}), state)
+    )
+    return lambda count: jax.block_until_ready(loop(state, X, y, count))
+
+
+def peak_memory() -> float:
+    """Of this process so far, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=float, default=1e5)
+    parser.add_argument("--columns", type=int, default=20)
+    parser.add_argument("--num-steps", type=int, default=10, help="leapfrog steps")
+    parser.add_argument("--iterations", type=int, default=10, help="timed together")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--memory", action="store_true", help="run the private sampler only, and report its peak memory")
+    options = parser.parse_args()
+
+    before = peak_memory()
+    X, y = table(int(options.rows), options.columns)
+    size = (X.nbytes + y.nbytes) / 2**20
+    private = stepper(
+        numpyro_dp.DPHMC(
+            model,
+            eps=1.0,
+            clip_ratio=3.0,
+            clip_grad=3.0,
+            step_size=1e-3,
+            adapt_step_size=False,
+            num_steps=options.num_steps,
+            num_iterations=10**7,
+        ),
+        X,
+        y,
+    )
+    if options.memory:
+        private(options.iterations)
+        print(f"data {size:.0f} MB, before {before:.0f} MB, peak {peak_memory():.0f} MB")
+        print(f"peak above the data and the bare process: {peak_memory() - before - size:.0f} MB")
+        return
+
+    plain = stepper(
+        numpyro.infer.HMC(
+            model,
+            step_size=1e-3,
+            adapt_step_size=False,
+            adapt_mass_matrix=False,
+            num_steps=options.num_steps,
+            trajectory_length=None,
+        ),
+        X,
+        y,
+    )
+    times = {"numpyro HMC": [], "DPHMC": []}
+    for run in (plain, private):  # compile
+        run(1)
+    for _ in range(options.rounds):
+        for name, run in (("numpyro HMC", plain), ("DPHMC", private)):
+            start = time.perf_counter()
+            run(options.iterations)
+            times[name].append((time.perf_counter() - start) / options.iterations)
+    print(f"jax {jax.__version__}, {X.shape[0]:,} rows x {X.shape[1]} columns, {options.num_steps} leapfrog steps")
+    for name, values in times.items():
+        print(f"  {name:<12} {statistics.median(values) * 1e3:8.2f} ms per iteration (best {min(values) * 1e3:.2f})")
+    ratios = [b / a for a, b in zip(times["numpyro HMC"], times["DPHMC"], strict=True)]
+    print(f"  ratio        {statistics.median(ratios):8.2f} (rounds from {min(ratios):.2f} to {max(ratios):.2f})")
+
+
+if __name__ == "__main__":
+    main()

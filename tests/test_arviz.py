@@ -1,0 +1,128 @@
+import json
+
+import arviz
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import numpyro.infer
+import pytest
+from numpyro.infer import HMC, Predictive
+
+from numpyro_dp import DPHMC, MCMC, DPPenalty, to_arviz
+
+ARVIZ_1 = int(arviz.__version__.split(".")[0]) >= 1
+N = 50
+_rng = np.random.default_rng(0)
+X, Y, GROUP = _rng.normal(size=(N, 2)), _rng.integers(0, 2, N), _rng.integers(0, 3, N)
+
+
+def model(X, y=None, group=None, num_groups=3):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1), infer={"event_dims": ["covariate"]})
+    with numpyro.plate("groups", num_groups):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+        numpyro.deterministic("odds", jnp.exp(a))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ b + a[group]), obs=y)
+
+
+@pytest.fixture(scope="module")
+def mcmc():
+    mcmc = MCMC(
+        DPHMC(model, eps=8.0), num_warmup=20, num_samples=50, num_chains=2, chain_method="vectorized", progress_bar=False
+    )
+    mcmc.run(
+        jax.random.key(0), X, y=Y, group=GROUP, extra_fields=("noise_scale", "rng_key", "adapt_state.step_size", "carry")
+    )
+    return mcmc
+
+
+def groups(idata):
+    return set(idata.groups()) if callable(idata.groups) else {g.strip("/") for g in idata.groups} - {""}
+
+
+def test_posterior_and_sample_stats_only(mcmc):
+    idata = to_arviz(mcmc)
+    assert groups(idata) == {"posterior", "sample_stats"}
+    assert set(idata["posterior"].data_vars) == {"a", "b", "odds"}
+    assert {"accepted", "acceptance_rate", "exhausted", "noise_scale", "step_size"} == set(
+        idata["sample_stats"].data_vars
+    )
+    assert idata["posterior"]["a"].dims == ("chain", "draw", "groups")
+    assert idata["posterior"]["b"].dims == ("chain", "draw", "covariate")
+    np.testing.assert_array_equal(idata["posterior"]["b"], mcmc.get_samples(group_by_chain=True)["b"])
+
+
+def test_attributes_carry_the_guarantee(mcmc):
+    for attributes in (to_arviz(mcmc).attrs, to_arviz(mcmc)["posterior"].attrs):
+        assert attributes["privacy_eps"] == 8.0
+        assert attributes["privacy_delta"] == pytest.approx(0.1 / N)
+        assert attributes["privacy_neighboring_relation"] == "replace_one"
+        assert json.loads(attributes["privacy_report"])["num_iterations"] == 70
+
+
+def test_coordinates_and_dimensions_can_be_named(mcmc):
+    idata = to_arviz(mcmc, coords={"covariate": ["age", "sex"]}, dims={"b": ["covariate"]})
+    assert list(idata["posterior"]["covariate"].values) == ["age", "sex"]
+
+
+def test_summary_plots_and_files(mcmc, tmp_path):
+    idata = to_arviz(mcmc)
+    summary = arviz.summary(idata)
+    assert "a[0]" in summary.index
+    arviz.plot_trace(idata)
+    arviz.plot_forest(idata)
+    plt.close("all")
+    idata.to_netcdf(str(tmp_path / "fit.nc"))
+    again = arviz.from_netcdf(str(tmp_path / "fit.nc"))
+    assert groups(again) == {"posterior", "sample_stats"}
+    np.testing.assert_array_equal(again["posterior"]["b"], idata["posterior"]["b"])
+    assert again["posterior"].attrs["privacy_eps"] == 8.0
+
+
+@pytest.mark.parametrize("stock", [False, True], ids=["numpyro_dp", "numpyro"])
+def test_from_numpyro_does_not_leak(stock):
+    """What everybody calls by habit: no outcomes, and no log likelihood even when asked for."""
+    kernel = DPPenalty(model, eps=8.0, num_iterations=12, num_chains=1)
+    mcmc = (numpyro.infer.MCMC if stock else MCMC)(kernel, num_warmup=4, num_samples=8, progress_bar=False)
+    mcmc.run(jax.random.key(0), X, y=Y, group=GROUP)
+    idata = arviz.from_numpyro(mcmc, log_likelihood=True)
+    filled = {g for g in groups(idata) if len(idata[g].data_vars)}
+    assert filled == {"posterior", "sample_stats"}
+    assert idata["posterior"]["a"].dims == ("chain", "draw", "groups")
+    assert groups(to_arviz(mcmc)) == {"posterior", "sample_stats"}
+
+
+def test_predictive_works(mcmc):
+    new = _rng.normal(size=(7, 2))
+    for fitted in (model, mcmc.sampler.model):
+        predicted = Predictive(fitted, mcmc.get_samples())(jax.random.key(1), new, group=np.zeros(7, int))
+        assert predicted["y"].shape == (100, 7)
+
+
+def test_draws_beyond_the_budget_are_left_out():
+    mcmc = numpyro.infer.MCMC(
+        DPPenalty(model, eps=8.0, num_iterations=10, num_chains=1), num_warmup=4, num_samples=10, progress_bar=False
+    )
+    with pytest.warns(RuntimeWarning, match="is used up"):
+        mcmc.run(jax.random.key(0), X, y=Y, group=GROUP)
+        jax.block_until_ready(mcmc.last_state)
+    with pytest.warns(RuntimeWarning, match="after 6 of 10 draws"):
+        idata = to_arviz(mcmc)
+    assert idata["posterior"].sizes["draw"] == 6
+
+
+def test_other_kernels_are_sent_elsewhere():
+    mcmc = numpyro.infer.MCMC(HMC(model), num_warmup=1, num_samples=1, progress_bar=False)
+    with pytest.raises(TypeError, match=r"private kernel.*az\.from_numpyro"):
+        to_arviz(mcmc)
+    with pytest.raises(TypeError, match=r"needs a private kernel such as DPHMC, got HMC"):
+        MCMC(HMC(model), num_warmup=1, num_samples=1)
+
+
+def test_the_summary_ends_with_the_guarantee(mcmc, capsys):
+    mcmc.print_summary()
+    text = capsys.readouterr().out
+    assert text.index("b[0]") < text.index("(8, 0.002)-differentially private with respect to replacing one row")

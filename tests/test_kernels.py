@@ -1,0 +1,476 @@
+"""The contract that every private kernel keeps, whatever drives it."""
+
+import copy
+import functools
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import numpyro.infer
+import pytest
+from numpyro.infer import init_to_uniform, init_to_value
+
+import numpyro_dp.kernels.base
+import numpyro_dp.noise
+from numpyro_dp import DPHMC, MCMC, DPPenalty, PrivacyBudgetError
+from numpyro_dp.clipping import BrokenCompilerError
+
+N, D = 60, 3
+_rng = np.random.default_rng(0)
+X = _rng.uniform(-1, 1, (N, D))
+Y = _rng.integers(0, 2, N)
+
+
+def model(X, y=None):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    scale = numpyro.sample("scale", dist.HalfNormal(1))
+    numpyro.deterministic("odds", jnp.exp(b[0]))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.deterministic("eta", X @ b)
+        numpyro.sample("y", dist.Bernoulli(logits=scale * (X @ b)), obs=y)
+
+
+def hmc(**options):
+    return DPHMC(model, **{"num_steps": 3, **options})
+
+
+def penalty(**options):
+    return DPPenalty(model, **options)
+
+
+KERNELS = {
+    "hmc": hmc,
+    "hmc_fresh": lambda **options: hmc(leapfrog="fresh", **options),
+    "hmc_reuse": lambda **options: hmc(leapfrog="reuse", **options),
+    "hmc_dense": lambda **options: hmc(dense_mass=True, adapt_mass_matrix=True, **options),
+    "penalty": penalty,
+    "penalty_guided": lambda **options: penalty(guided=True, **options),
+    "penalty_component": lambda **options: penalty(one_component=True, **options),
+    "penalty_component_guided": lambda **options: penalty(one_component=True, guided=True, **options),
+    "penalty_dense": lambda **options: penalty(dense_mass=True, adapt_mass_matrix=True, **options),
+}
+FEW = ["hmc", "penalty"]
+every_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS.keys())
+few_kernels = pytest.mark.parametrize("make", [KERNELS[k] for k in FEW], ids=FEW)
+
+
+def run(kernel, *, stock=False, seed=0, key=jax.random.key, fields=("i", "noise_scale", "rho_spent"), **options):
+    options = {"num_warmup": 4, "num_samples": 6, "num_chains": 2, "chain_method": "vectorized"} | options
+    options.setdefault("progress_bar", False)
+    mcmc = (numpyro.infer.MCMC if stock else MCMC)(kernel, **options)
+    mcmc.run(key(seed), X, y=Y, extra_fields=fields)
+    return mcmc
+
+
+@functools.cache
+def reference(make):
+    """The run that others are compared with: vectorized chains in `numpyro_dp.MCMC`, repeatable noise."""
+    return run(make(eps=5.0, noise_seed=1))
+
+
+def assert_same_draws(first, second, **tolerance):
+    for name, draws in first.get_samples(group_by_chain=True).items():
+        np.testing.assert_allclose(draws, second.get_samples(group_by_chain=True)[name], **(tolerance or {"rtol": 1e-4}))
+
+
+@every_kernel
+def test_runs_and_moves(make, precision):
+    """And the committed guarantee is the budget, to the last release."""
+    mcmc = run(make(eps=50.0, step_size=0.05), num_warmup=10, num_samples=20)
+    samples = mcmc.get_samples(group_by_chain=True)
+    assert samples["b"].shape == (2, 20, D)
+    assert samples["b"].dtype == jnp.dtype(precision)
+    assert set(samples) == {"b", "scale", "odds"}
+    assert all(bool(jnp.isfinite(v).all()) for v in samples.values())
+    extra = mcmc.get_extra_fields(group_by_chain=True)
+    assert (extra["i"][0] == jnp.arange(11, 31)).all()
+    assert not extra["exhausted"].any()
+    moved = (jnp.diff(samples["b"], axis=1) != 0).any(-1) | (jnp.diff(samples["scale"], axis=1) != 0)
+    assert (moved == extra["accepted"][:, 1:]).all()
+    assert moved.any()
+    np.testing.assert_allclose(extra["rho_spent"][:, -1] * 2, mcmc.privacy.rho, rtol=1e-3)
+    report = mcmc.privacy
+    assert report.eps == 50.0
+    assert report.comparison()["exact"] == pytest.approx(50.0, rel=1e-6)
+    assert report.eps_spent == pytest.approx(50.0, rel=1e-6)
+    assert report.releases["ratio"]["made"] == 60  # 2 chains of 10 + 20 iterations
+    if "grad" in report.releases:
+        per_chain = {"position": 90, "fresh": 120, "reuse": 91}[mcmc.sampler._leapfrog]
+        assert report.releases["grad"]["made"] == report.releases["grad"]["planned"] == 2 * per_chain
+
+
+@few_kernels
+@pytest.mark.parametrize("chain_method", ["sequential", "parallel", jax.vmap], ids=["sequential", "parallel", "vmap"])
+@pytest.mark.parametrize("stock", [False, True], ids=["numpyro_dp", "numpyro"])
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")  # NumPyro's, under jax.vmap
+def test_every_chain_method_gives_the_same_chains(make, chain_method, stock):
+    planned = {"num_iterations": 10, "num_chains": 2} if stock else {}
+    other = run(make(eps=5.0, noise_seed=1, **planned), stock=stock, chain_method=chain_method)
+    assert_same_draws(reference(make), other)
+    assert other.sampler.privacy.releases == reference(make).privacy.releases
+    assert other.sampler.privacy.rho_spent == pytest.approx(other.sampler.privacy.rho)
+
+
+@few_kernels
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"chain_method": "sequential", "progress_bar": True},
+        {"progress_bar": True, "jit_model_args": True},
+        {"key": jax.random.PRNGKey},
+    ],
+    ids=["progress_bar", "jit_model_args", "legacy_key"],
+)
+def test_options_of_mcmc_do_not_change_the_chains(make, options, capfd):
+    assert_same_draws(reference(make), run(make(eps=5.0, noise_seed=1), **options))
+    if options.get("progress_bar"):
+        assert ("spent" in capfd.readouterr().err) == (options.get("chain_method") == "sequential")
+
+
+@few_kernels
+def test_a_single_chain_is_the_first_of_many(make):
+    keys = jax.random.split(jax.random.key(0), 2)
+    single = MCMC(
+        make(eps=5.0, noise_seed=1, num_iterations=10, num_chains=2), num_warmup=4, num_samples=6, progress_bar=False
+    )
+    single.run(keys[0], X, y=Y)
+    np.testing.assert_allclose(
+        single.get_samples()["b"], reference(make).get_samples(group_by_chain=True)["b"][0], rtol=1e-4, atol=1e-6
+    )
+
+
+@few_kernels
+def test_thinning_keeps_every_second_draw(make):
+    every = reference(make).get_samples(group_by_chain=True)["b"]
+    thinned = run(make(eps=5.0, noise_seed=1), thinning=2).get_samples(group_by_chain=True)["b"]
+    np.testing.assert_allclose(thinned, every[:, 1::2], rtol=1e-5)
+
+
+@few_kernels
+@pytest.mark.parametrize(("stock", "collect"), [(False, False), (True, True)], ids=["numpyro_dp", "numpyro"])
+def test_warmup_then_run_is_one_run(make, stock, collect):
+    planned = {"num_iterations": 10, "num_chains": 2}
+    mcmc = (numpyro.infer.MCMC if stock else MCMC)(
+        make(eps=5.0, noise_seed=1, **planned),
+        num_warmup=4,
+        num_samples=6,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    if not stock:
+        mcmc._compile(jax.random.key(0), X, y=Y)
+        assert mcmc.privacy.rho_spent == 0
+    mcmc.warmup(jax.random.key(0), X, y=Y, collect_warmup=collect)
+    assert mcmc.sampler.privacy.releases["ratio"]["made"] == 8
+    mcmc.run(mcmc.post_warmup_state.rng_key, X, y=Y)
+    assert_same_draws(reference(make), mcmc)
+    assert mcmc.sampler.privacy.releases["ratio"]["made"] == 20
+
+
+@few_kernels
+def test_init_params_and_strategies(make):
+    start = {"b": jnp.full((2, D), 0.3), "scale": jnp.full(2, -1.0)}
+    state = make(eps=1.0, num_iterations=5, num_chains=2).init(
+        jax.random.split(jax.random.key(0), 2), 2, start, (X,), {"y": Y}
+    )
+    assert (state.z["b"] == 0.3).all()
+    kernel = make(
+        eps=1.0, num_iterations=5, init_strategy=init_to_value(values={"b": jnp.array([1.0, 2.0, 3.0]), "scale": 1.0})
+    )
+    state = kernel.init(jax.random.key(0), 2, None, (X,), {"y": Y})
+    np.testing.assert_allclose(state.z["b"], [1, 2, 3], rtol=1e-6)
+    with pytest.raises(ValueError, match=r"init_params must hold unconstrained values of shapes.*got"):
+        kernel.init(jax.random.key(0), 2, {"b": jnp.zeros(2)}, (X,), {"y": Y})
+
+
+@few_kernels
+def test_the_start_does_not_depend_on_the_rows(make):
+    """P6: the same start for any table of this shape, also for one on which the likelihood is nowhere finite."""
+    for strategy in (None, init_to_uniform):
+        starts = []
+        for table in (X, np.full_like(X, np.nan), 1e30 * X):
+            kernel = make(eps=1.0, num_iterations=5, init_strategy=strategy)
+            starts.append(kernel.init(jax.random.key(3), 2, None, (table,), {"y": Y}))
+        for other in starts[1:]:
+            for a, b in zip(jax.tree.leaves(starts[0].z), jax.tree.leaves(other.z), strict=True):
+                assert (a == b).all()
+
+
+@every_kernel
+def test_the_chain_goes_on_over_hostile_rows(make):
+    """P5: bad rows neither stop the chain nor make a released value non-finite."""
+    table = X.copy()
+    table[[7, 8, 9, 10], 1] = [np.nan, np.inf, -np.inf, 1e30]
+    kernel = make(eps=50.0, step_size=0.02, num_iterations=20)
+    state = kernel.init(jax.random.key(0), 5, None, (table,), {"y": Y})
+    step = jax.jit(lambda s: kernel.sample(s, (table,), {"y": Y}))
+    accepted = 0
+    for _ in range(20):
+        state = step(state)
+        accepted += int(state.accepted)
+    finite = [bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(state._replace(rng_key=0))]
+    assert all(finite)
+    assert accepted > 0
+
+
+@few_kernels
+def test_a_table_of_hostile_rows_only(make):
+    mcmc = MCMC(make(eps=5.0), num_warmup=3, num_samples=5, progress_bar=False)
+    mcmc.run(jax.random.key(0), np.full_like(X, np.nan), y=Y)
+    assert all(bool(jnp.isfinite(v).all()) for v in mcmc.get_samples().values())
+
+
+@every_kernel
+def test_random_keys_are_never_reused(make):
+    """P15."""
+    with jax.debug_key_reuse(True):
+        kernel = make(eps=5.0, num_iterations=4)
+        state = kernel.init(jax.random.key(0), 2, None, (X,), {"y": Y})
+        for _ in range(2):
+            state = jax.jit(lambda s: kernel.sample(s, (X,), {"y": Y}))(state)
+
+
+@few_kernels
+def test_one_trace_for_all_iterations_and_runs(make):
+    traces = []
+
+    def counted(X, y):
+        traces.append(1)
+        model(X, y)
+
+    kernel = make(eps=5.0, num_iterations=20)
+    kernel._model = counted
+    mcmc = MCMC(kernel, num_warmup=2, num_samples=8, progress_bar=False, jit_model_args=True)
+    mcmc.run(jax.random.key(0), X, y=Y)
+    first = len(traces)
+    mcmc.run(jax.random.key(1), X, y=Y)
+    assert len(traces) - first <= first / 2
+
+
+# -- The budget --------------------------------------------------------------------------------------------------------
+
+
+def test_default_delta_is_a_tenth_over_n():
+    assert run(penalty(eps=1.0)).privacy.delta == pytest.approx(0.1 / N)
+
+
+def test_add_or_remove_one_hides_n():
+    mcmc = run(penalty(eps=1.0, delta=1e-6, neighboring_relation="add_or_remove_one"))
+    assert mcmc.privacy.num_rows is None
+    assert str(N) not in str(mcmc.privacy)
+    assert str(N) not in mcmc.privacy.to_json()
+    assert all(N not in np.shape(leaf) for leaf in jax.tree.leaves((mcmc._args, mcmc._kwargs)))
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
+def test_the_noise_is_that_of_the_report(relation):
+    """sd of the noise in the log ratio = noise multiplier x sensitivity of a ratio clipped at clip_ratio x distance."""
+    kernel = penalty(eps=3.0, delta=1e-5, neighboring_relation=relation, clip_ratio=0.7, adapt_step_size=False)
+    mcmc = run(kernel, fields=("noise_scale", "z.b", "z.scale"))
+    extra = mcmc.get_extra_fields(group_by_chain=True)
+    z = jnp.concatenate([extra["z.b"], extra["z.scale"][..., None]], -1)
+    distance = jnp.linalg.norm(jnp.diff(z, axis=1), axis=-1)
+    accepted = extra["accepted"][:, 1:]
+    assert accepted.any() or True
+    multiplier = mcmc.privacy.releases["ratio"]["noise_multiplier"]
+    sensitivity = {"replace_one": 2, "add_or_remove_one": 1}[relation] * 0.7 * distance
+    np.testing.assert_allclose(
+        extra["noise_scale"][:, 1:][accepted], (multiplier * sensitivity)[accepted], rtol=1e-4
+    )
+
+
+@few_kernels
+@pytest.mark.parametrize("stock", [False, True], ids=["numpyro_dp", "numpyro"])
+def test_a_second_run_is_refused(make, stock):
+    planned = {"num_iterations": 10, "num_chains": 2} if stock else {}
+    mcmc = run(make(eps=1.0, **planned), stock=stock)
+    before = mcmc.sampler.privacy.releases
+    with pytest.raises(PrivacyBudgetError, match=r"does not allow .*Nothing was released.*num_iterations="):
+        mcmc.run(jax.random.key(1), X, y=Y)
+    assert mcmc.sampler.privacy.releases == before
+
+
+@few_kernels
+def test_budget_kept_for_a_second_run(make):
+    kernel = make(eps=50.0, num_iterations=16, num_chains=2)
+    mcmc = run(kernel)
+    assert mcmc.privacy.eps == 50.0
+    assert mcmc.privacy.eps_spent < 43
+    mcmc.post_warmup_state = mcmc.last_state
+    mcmc.run(jax.random.key(1), X, y=Y, extra_fields=("i",))
+    assert (mcmc.get_extra_fields(group_by_chain=True)["i"] == jnp.arange(11, 17)).all()
+    assert mcmc.privacy.eps_spent == pytest.approx(50.0, rel=1e-6)
+    with pytest.raises(PrivacyBudgetError):
+        mcmc.run(jax.random.key(2), X, y=Y)
+
+
+@few_kernels
+def test_a_run_beyond_the_plan_is_refused_before_it_starts(make):
+    with pytest.raises(PrivacyBudgetError, match=r"does not allow 2 chain\(s\) of 10 iterations"):
+        run(make(eps=1.0, num_iterations=9, num_chains=2))
+    with pytest.raises(PrivacyBudgetError, match=r"2 more iteration\(s\)|does not allow"):
+        run(make(eps=1.0, num_iterations=1, num_chains=1), stock=True)
+
+
+@few_kernels
+@pytest.mark.parametrize("chain_method", ["sequential", "vectorized", "parallel"])
+def test_the_budget_cannot_be_overrun_by_the_stock_mcmc(make, chain_method):
+    """P4: more iterations than planned leave the state as it is, and say so."""
+    kernel = make(eps=1.0, num_iterations=8, num_chains=2)
+    with pytest.warns(RuntimeWarning, match="is used up") as caught:
+        mcmc = run(kernel, stock=True, chain_method=chain_method)
+        jax.effects_barrier()
+        draws = mcmc.get_samples(group_by_chain=True)["b"]
+        exhausted = mcmc.get_extra_fields(group_by_chain=True)["exhausted"]
+        assert exhausted.any()
+        copies = (draws[:, 1:] == draws[:, :-1]).all(-1)
+        assert copies[exhausted[:, 1:]].all()
+        assert not mcmc.get_extra_fields(group_by_chain=True)["accepted"][exhausted].any()
+    assert len(caught) == 1
+    assert kernel.privacy.releases["ratio"]["made"] == 16
+    assert kernel.privacy.rho_spent <= kernel.privacy.rho
+
+
+@few_kernels
+def test_a_state_used_twice_does_not_fork_the_budget(make):
+    kernel = make(eps=100.0, num_iterations=12, step_size=0.3)
+    start = kernel.init(jax.random.key(0), 0, None, (X,), {"y": Y})
+    step = jax.jit(lambda s: kernel.sample(s, (X,), {"y": Y}))
+    states = [step(start) for _ in range(12)]
+    with pytest.warns(RuntimeWarning, match="used up"):
+        last = step(start)
+        jax.effects_barrier()
+    assert bool(last.exhausted)
+    assert not any(bool(s.exhausted) for s in states)
+    assert (last.z["b"] == start.z["b"]).all()
+    # Fresh entropy: the releases from one state are independent (and a probability of 1 may come up twice).
+    assert len({float(s.accept_prob) for s in states}) > 3
+
+
+@few_kernels
+def test_a_state_of_another_kernel_cannot_lower_the_noise(make):
+    """The noise comes from the kernel's own ledger, not from the state."""
+    cheap = make(eps=100.0, num_iterations=2, step_size=0.1, adapt_step_size=False)
+    strict = make(eps=0.1, num_iterations=2, step_size=0.1, adapt_step_size=False)
+    for kernel in (cheap, strict):
+        start = kernel.init(jax.random.key(0), 0, None, (X,), {"y": Y})
+    state = jax.jit(lambda s: cheap.sample(s, (X,), {"y": Y}))(start)._replace(rho_spent=jnp.zeros(()))
+    moved = jax.jit(lambda s: strict.sample(s, (X,), {"y": Y}))(state)
+    assert float(moved.rho_spent) == pytest.approx(strict.privacy.rho / 2, rel=1e-3)
+
+
+@few_kernels
+def test_one_budget_one_table(make):
+    kernel = make(eps=1.0, num_iterations=30, num_chains=2)
+    run(kernel)
+    other = MCMC(kernel, num_warmup=2, num_samples=4, progress_bar=False)
+    with pytest.raises(PrivacyBudgetError, match="has run on other arrays"):
+        other.run(jax.random.key(0), X.copy(), y=Y)
+    other.run(jax.random.key(0), X, y=Y)
+
+
+@few_kernels
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda k: pickle.loads(pickle.dumps(k))], ids=["copy", "deepcopy", "pickle"]
+)
+def test_copies_have_no_budget(make, duplicate):
+    kernel = make(eps=1.0, num_iterations=30, num_chains=2)
+    twin = duplicate(kernel)
+    if duplicate is not copy.copy:  # a shallow copy shares the ledger itself
+        with pytest.raises(PrivacyBudgetError, match="copy or was unpickled"):
+            run(twin)
+    run(kernel)
+    assert duplicate(kernel).privacy == kernel.privacy
+
+
+def test_stock_mcmc_needs_the_plan():
+    with pytest.raises(ValueError, match=r"num_iterations.*num_chains.*numpyro_dp\.MCMC"):
+        run(penalty(eps=1.0), stock=True)
+
+
+def test_explicit_noise_multipliers():
+    report = run(hmc(noise_multiplier_ratio=30.0, noise_multiplier_grad=100.0)).privacy
+    assert report.rho == pytest.approx(20 / (2 * 30**2) + 60 / (2 * 100**2))
+    assert report.eps == pytest.approx(report.comparison()["exact"])
+
+
+def test_without_noise_nothing_is_private():
+    report = run(hmc(eps=float("inf"), clip_ratio=float("inf"), clip_grad=float("inf"))).privacy
+    assert not report.private
+    assert "NOT PRIVATE" in str(report)
+    assert report.releases["ratio"]["made"] == 20
+    assert '"eps": "inf"' in report.to_json()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "give the budget `eps`, or all of noise_multiplier_ratio, noise_multiplier_grad"),
+        ({"eps": 1.0, "noise_multiplier_ratio": 2.0}, "give either `eps` or"),
+        ({"eps": 0.0}, "eps must be positive"),
+        ({"eps": float("nan")}, "eps must be positive"),
+        ({"eps": 1.0, "delta": 1.5}, "delta must lie strictly between 0 and 1"),
+        ({"eps": 1.0, "neighboring_relation": "add_or_remove_one"}, "no default delta"),
+        ({"eps": 1.0, "neighboring_relation": "swap"}, "neighboring_relation must be one of 'replace_one'"),
+        ({"eps": 1.0, "clip_ratio": 0.0}, "clip_ratio must be positive"),
+        ({"eps": 1.0, "clip_ratio": float("nan")}, "clip_ratio must be positive"),
+        ({"eps": 1.0, "clip_grad": float("inf")}, "clip_grad=inf bounds no row's influence"),
+        ({"eps": 1.0, "num_iterations": 0}, "num_iterations must be a positive integer"),
+        ({"eps": 1.0, "num_chains": 2.0}, "num_chains must be a positive integer"),
+        ({"eps": 1.0, "leapfrog": "verlet"}, "leapfrog must be one of 'position', 'fresh', 'reuse'"),
+        ({"eps": 1.0, "grad_share": 1.0}, "grad_share must lie strictly between 0 and 1"),
+        ({"eps": 1.0, "jitter": 1.0}, "jitter must lie in"),
+        ({"eps": 1.0, "num_steps": 0}, "num_steps must be a positive integer"),
+        ({"eps": 1.0, "num_steps": 3, "trajectory_length": 1.0}, "either num_steps or trajectory_length"),
+        ({"eps": 1.0, "trajectory_length": 1.0, "num_steps": None}, "trajectory_length needs a step_size"),
+        ({"eps": 1.0, "step_size": -1.0}, "step_size must be positive"),
+        ({"eps": 1.0, "target_accept_prob": 1.0}, "target_accept_prob must lie strictly"),
+    ],
+)
+def test_impossible_arguments_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        hmc(**options)
+
+
+def test_inverse_mass_matrices():
+    def start(**options):
+        kernel = penalty(eps=1.0, num_iterations=5, **options)
+        return kernel.init(jax.random.key(0), 2, None, (X,), {"y": Y}).adapt_state.inverse_mass_matrix
+
+    np.testing.assert_allclose(start(inverse_mass_matrix=2.0), np.full(4, 2.0))
+    np.testing.assert_allclose(start(inverse_mass_matrix={"scale": 0.5}), [1, 1, 1, 0.5])
+    np.testing.assert_allclose(start(inverse_mass_matrix=[1.0, 2, 3, 4], dense_mass=True), np.diag([1.0, 2, 3, 4]))
+    with pytest.raises(ValueError, match="the model has 4 unconstrained parameters"):
+        start(inverse_mass_matrix=np.ones(3))
+    with pytest.raises(ValueError, match="needs dense_mass=True"):
+        start(inverse_mass_matrix=np.eye(4))
+    with pytest.raises(ValueError, match=r"names \['slope'\]"):
+        start(inverse_mass_matrix={"slope": 1.0})
+
+
+def test_trajectory_length_gives_the_number_of_steps():
+    kernel = DPHMC(model, eps=1.0, step_size=0.1, trajectory_length=0.5)
+    assert kernel._num_steps == 5
+
+
+def test_a_broken_compiler_is_refused_before_the_data(monkeypatch):
+    monkeypatch.setattr(numpyro_dp.clipping.jaxlib, "__version__", "0.10.2")
+    with pytest.raises(BrokenCompilerError):
+        run(penalty(eps=1.0))
+
+
+# -- Adaptation --------------------------------------------------------------------------------------------------------
+
+
+@few_kernels
+def test_the_step_size_adapts_in_warmup_only(make):
+    mcmc = run(make(eps=20.0), num_warmup=20, num_samples=5, fields=("adapt_state.step_size",))
+    sizes = mcmc.get_extra_fields(group_by_chain=True)["adapt_state.step_size"]
+    assert (sizes == sizes[:, :1]).all()
+    assert (sizes != 1 / np.sqrt(N)).all()
+    fixed = run(make(eps=20.0, adapt_step_size=False), num_warmup=20, num_samples=5, fields=("adapt_state.step_size",))
+    np.testing.assert_allclose(fixed.get_extra_fields()["adapt_state.step_size"], 1 / np.sqrt(N), rtol=1e-6)

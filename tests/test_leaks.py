@@ -1,0 +1,226 @@
+"""P2: nothing that a run hands out depends on the rows except through the noisy sums.
+
+The sums are replaced by constants; then everything reachable must be the same, bit for bit, for any two tables of the
+same shape. A mutation that lets one exact number out is caught the same way.
+"""
+
+import io
+import pickle
+import re
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
+
+import arviz
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import numpyro.infer
+import pytest
+
+import numpyro_dp.kernels.base
+from numpyro_dp import DPHMC, MCMC, DPPenalty, to_arviz
+from numpyro_dp.clipping import ClippedSum
+
+N, D = 40, 2
+SECRET = 123.456789  # stands in every row of the first table, and must be found nowhere
+
+
+def model(X, y=None, group=None):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([D]).to_event(1))
+    with numpyro.plate("groups", 3):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+    numpyro.deterministic("contrast", b[0] - b[1])
+    with numpyro.plate("rows", X.shape[0]):
+        eta = numpyro.deterministic("eta", X @ b + a[group])
+        numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
+
+
+def tables():
+    rng = np.random.default_rng(0)
+    first = (np.full((N, D), SECRET), np.full(N, SECRET), np.zeros(N, int))
+    second = (rng.normal(size=(N, D)), np.full(N, np.nan), np.full(N, 2))
+    return first, second
+
+
+KERNELS = {
+    "hmc": lambda **options: DPHMC(model, eps=3.0, num_steps=2, **options),
+    "hmc_reuse": lambda **options: DPHMC(model, eps=3.0, num_steps=2, leapfrog="reuse", **options),
+    "penalty": lambda **options: DPPenalty(model, eps=3.0, guided=True, **options),
+}
+
+
+@pytest.fixture
+def constant_sums(monkeypatch):
+    """The mechanism, told nothing: every clipped sum is the same number."""
+
+    def constant(per_row, rows, bound, width=1):
+        shape = jax.eval_shape(per_row, tuple(row[:1] for row in rows)).shape
+        return ClippedSum(jnp.zeros(shape, jnp.int32), jnp.full(shape, 17, jnp.int32), jnp.asarray(bound, jnp.float32))
+
+    monkeypatch.setattr(numpyro_dp.kernels.base, "clipped_sum", constant)
+
+
+def run(make, table, *, stock, chain_method, progress_bar=False):
+    """Everything that a run hands out, by name."""
+    X, y, group = table
+    planned = {"num_iterations": 9, "num_chains": 2} if stock else {}
+    text = io.StringIO()
+    with redirect_stdout(text), redirect_stderr(text), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        kernel = make(noise_seed=11, **planned)
+        mcmc = (numpyro.infer.MCMC if stock else MCMC)(
+            kernel, num_warmup=4, num_samples=5, num_chains=2, chain_method=chain_method, progress_bar=progress_bar
+        )
+        fields = tuple(f for f in numpyro_dp.kernels.base.DPState._fields if f != "z") + ("z.b",)
+        mcmc.run(jax.random.PRNGKey(0), X, y=y, group=group, extra_fields=fields)
+        mcmc.print_summary()
+        idata = to_arviz(mcmc)
+        print(arviz.summary(idata))
+    released = {
+        "samples": mcmc.get_samples(group_by_chain=True),
+        "extra": mcmc.get_extra_fields(group_by_chain=True),
+        "last_state": mcmc.last_state,
+        "kernel": pickle.dumps(kernel),
+        "text": re.sub(r"\d+\.\d+it/s|\d\d:\d\d|[\d.]+s/it", "", text.getvalue()),
+        "warnings": [str(w.message) for w in warned],
+        "report": mcmc.sampler.privacy.to_json(),
+        "arviz": {
+            f"{group}/{name}": np.asarray(idata[group][name])
+            for group in ("posterior", "sample_stats")
+            for name in idata[group].data_vars
+        },
+        "attributes": dict(idata.attrs),
+        "from_numpyro": _groups(arviz.from_numpyro(mcmc)),
+    }
+    if not stock:
+        released["mcmc"] = pickle.dumps(mcmc)
+    return released, mcmc
+
+
+def _groups(idata):
+    names = idata.groups() if callable(idata.groups) else [g.strip("/") for g in idata.groups if g != "/"]
+    return {name: {v: np.asarray(idata[name][v]) for v in idata[name].data_vars} for name in names}
+
+
+def assert_same(first, second, path=""):
+    assert type(first) is type(second), path
+    if isinstance(first, dict):
+        assert first.keys() == second.keys(), path
+        for key in first:
+            assert_same(first[key], second[key], f"{path}.{key}")
+    elif isinstance(first, str | bytes | list):
+        assert first == second, path
+    else:
+        leaves, others = jax.tree.leaves(first), jax.tree.leaves(second)
+        assert len(leaves) == len(others), path
+        for a, b in zip(leaves, others, strict=True):
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=path)
+
+
+@pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS.keys())
+@pytest.mark.parametrize("chain_method", ["sequential", "vectorized", "parallel"])
+def test_everything_released_is_the_same_for_any_table(make, chain_method, constant_sums):
+    first, second = (run(make, table, stock=False, chain_method=chain_method)[0] for table in tables())
+    assert_same(first, second)
+    assert set(first["samples"]) == {"a", "b", "contrast"}
+    assert set(first["from_numpyro"]) <= {"posterior", "sample_stats"}
+
+
+@pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS.keys())
+def test_also_in_the_stock_mcmc(make, constant_sums):
+    first, second = (run(make, table, stock=True, chain_method="vectorized")[0] for table in tables())
+    assert_same(first, second)
+    assert set(first["from_numpyro"]) <= {"posterior", "sample_stats"}
+
+
+def test_the_progress_bar_shows_nothing_private(constant_sums):
+    make = KERNELS["hmc"]
+    first, second = (run(make, t, stock=False, chain_method="sequential", progress_bar=True)[0] for t in tables())
+    assert "eps" in first["text"]
+    assert "acc. prob" in first["text"]
+    assert_same(first, second)
+
+
+def test_a_mutation_that_releases_an_exact_value_is_caught(constant_sums, monkeypatch):
+    exact = numpyro_dp.kernels.base.DPKernel._step
+
+    def leaking(self, separated, target, state):
+        new = exact(self, separated, target, state)
+        row = target._row_log_density(separated.ravel(state.z), tuple(x[:1] for x in target._rows))
+        return new._replace(mean_accept_prob=new.mean_accept_prob + 1e-6 * jnp.nan_to_num(row))
+
+    monkeypatch.setattr(numpyro_dp.kernels.base.DPKernel, "_step", leaking)
+    first, second = (run(KERNELS["penalty"], t, stock=False, chain_method="vectorized")[0] for t in tables())
+    with pytest.raises(AssertionError):
+        assert_same(first, second)
+
+
+@pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS.keys())
+def test_pickles_hold_no_row(make):
+    """Without any stub: the bytes of a row's values are nowhere in what is kept."""
+    table = tables()[0]
+    released, mcmc = run(make, table, stock=False, chain_method="vectorized")
+    everything = [released["mcmc"], released["kernel"], pickle.dumps(jax.device_get(released["last_state"]))]
+    for data in everything:
+        for dtype in (np.float64, np.float32):
+            assert np.array(SECRET, dtype).tobytes() not in data
+    assert str(SECRET)[:6] not in released["text"]
+    again = pickle.loads(released["mcmc"])
+    assert again.privacy == mcmc.privacy
+    np.testing.assert_array_equal(again.get_samples()["b"], mcmc.get_samples()["b"])
+    again.print_summary()
+
+
+def test_the_noise_seed_is_not_in_pickles():
+    seed = 987654321987654321
+    kernel = DPPenalty(model, eps=1.0, noise_seed=seed)
+    mcmc = MCMC(kernel, num_warmup=2, num_samples=4, progress_bar=False)
+    X, y, group = tables()[1]
+    mcmc.run(jax.random.key(0), X, y=y, group=group)
+    assert str(seed) not in mcmc.privacy.to_json() + str(mcmc.privacy)
+    # The last state's typed key cannot be pickled by JAX; its data can.
+    state = mcmc.last_state._replace(rng_key=jax.random.key_data(mcmc.last_state.rng_key))
+    for data in (pickle.dumps(kernel), pickle.dumps(jax.device_get(state))):
+        assert seed.to_bytes(8, "little") not in data
+        assert str(seed).encode() not in data
+
+
+def test_equal_noise_on_neighbouring_tables_moves_only_the_sums():
+    """P11: with the same noise, replacing one row changes a released sum by at most the sensitivity."""
+    rng = np.random.default_rng(1)
+    X, y, group = rng.normal(size=(N, D)), rng.normal(size=N), rng.integers(0, 3, N)
+    neighbour = X.copy()
+    neighbour[3] = 1e30
+    kernel = DPHMC(model, eps=3.0, num_iterations=5)
+    kernel.init(jax.random.key(0), 2, None, (X,), {"y": y, "group": group})
+    sums = []
+    for table in (X, neighbour):
+        separated = kernel._separate((table,), {"y": y, "group": group})
+        target = numpyro_dp.kernels.base.PrivateTarget(separated, (table,), {"y": y, "group": group})
+        z = jnp.linspace(-1, 1, 5)
+        total = target.gradient(z, 0.7)
+        sums.append(np.asarray(total.hi, float) * 2**24 + np.asarray(total.lo))
+    moved = np.linalg.norm(sums[0] - sums[1])
+    assert 0 < moved <= numpyro_dp.clipping.sensitivity_steps("replace_one")
+
+
+def test_fresh_noise_makes_two_equal_runs_different():
+    """P9: the key that a user passes is not enough to replay the noise."""
+    X, y, group = tables()[1]
+    draws = []
+    for _ in range(2):
+        mcmc = MCMC(DPPenalty(model, eps=1.0), num_warmup=2, num_samples=20, progress_bar=False)
+        mcmc.run(jax.random.key(0), X, y=y, group=group, extra_fields=("accept_prob",))
+        draws.append(mcmc.get_extra_fields()["accept_prob"])
+    assert (draws[0] != draws[1]).any()
+
+
+def test_an_error_in_the_run_leaves_no_data_behind():
+    X, y, group = tables()[0]
+    mcmc = MCMC(DPPenalty(model, eps=1.0), num_warmup=2, num_samples=4, progress_bar=False)
+    with pytest.raises(ValueError, match="init_params"):
+        mcmc.run(jax.random.key(0), X, y=y, group=group, init_params={"b": jnp.zeros(7)})
+    assert np.array(SECRET, np.float32).tobytes() not in pickle.dumps(mcmc)
+    assert np.array(SECRET).tobytes() not in pickle.dumps(mcmc)

@@ -1,0 +1,260 @@
+"""P14: a posterior, not just privacy. Tolerances come from the estimates' own Monte Carlo error, about 5 sigma.
+
+Invariance is tested on thousands of independent chains that start from exact posterior draws: after some iterations
+their law must still be the exact posterior. Draws are independent across chains, so the error of each statistic is
+known without estimating an autocorrelation.
+"""
+
+import arviz
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import numpyro.infer
+import pytest
+from numpyro.infer import NUTS
+from scipy import stats
+
+import numpyro_dp.kernels.penalty
+from numpyro_dp import DPHMC, MCMC, DPPenalty
+
+# -- Invariance under noise --------------------------------------------------------------------------------------------
+
+N, CHAINS, ITERATIONS = 30, 3000, 12
+_rng = np.random.default_rng(0)
+SCALE = np.array([1.0, 3.0])
+Y = np.array([0.4, -1.0]) + SCALE * _rng.normal(size=(N, 2))
+PRIOR_SD = 1.0
+POSTERIOR_SD = 1 / np.sqrt(1 / PRIOR_SD**2 + N / SCALE**2)
+POSTERIOR_MEAN = POSTERIOR_SD**2 * Y.sum(0) / SCALE**2
+
+
+def conjugate(Y):
+    mu = numpyro.sample("mu", dist.Normal(0, PRIOR_SD).expand([2]).to_event(1))
+    with numpyro.plate("rows", Y.shape[0]):
+        numpyro.sample("Y", dist.Normal(mu, SCALE).to_event(1), obs=Y)
+
+
+def z_scores(kernel, seed=0):
+    """|z| of means, variances and of the covariance of the final points, and the acceptance rate.
+
+    Row ratios are below 20 per unit of distance here, and gradients below 10 except for a few: nothing is clipped in
+    the ratios, and the noise in the log ratio is of order 1.
+    """
+    start = POSTERIOR_MEAN + POSTERIOR_SD * np.random.default_rng(seed).normal(size=(CHAINS, 2))
+    state = kernel.init(
+        jax.random.split(jax.random.key(seed), CHAINS), 0, {"mu": jnp.asarray(start, jnp.float32)}, (Y,), {}
+    )
+    step = jax.jit(lambda s: kernel.sample(s, (Y,), {}))
+    accepted, noise = [], []
+    for _ in range(ITERATIONS):
+        state = step(state)
+        accepted.append(float(state.accepted.mean()))
+        noise.append(float(jnp.median(state.noise_scale)))
+    standard = (np.asarray(state.z["mu"], float) - POSTERIOR_MEAN) / POSTERIOR_SD
+    z = [
+        *(standard.mean(0) * np.sqrt(CHAINS)),
+        *((standard.var(0) - 1) * np.sqrt(CHAINS / 2)),
+        standard.prod(1).mean() * np.sqrt(CHAINS),
+        *(stats.norm.isf(stats.kstest(column, "norm").pvalue / 2) for column in standard.T),
+    ]
+    return np.abs(z), np.mean(accepted), np.median(noise)
+
+
+COMMON = {"num_iterations": ITERATIONS, "num_chains": CHAINS, "adapt_step_size": False, "noise_multiplier_ratio": 0.15}
+MASS = {"inverse_mass_matrix": POSTERIOR_SD**2}
+HMC = {**COMMON, **MASS, "clip_ratio": 20.0, "step_size": 0.5, "num_steps": 3}
+WALK = {**COMMON, "clip_ratio": 20.0, "step_size": 1.0}
+DENSE = np.diag(POSTERIOR_SD**2) + 0.3 * POSTERIOR_SD.prod() * (1 - np.eye(2))
+INVARIANT = {
+    "walk": lambda: DPPenalty(conjugate, **WALK, **MASS),
+    "walk_dense": lambda: DPPenalty(conjugate, **WALK, inverse_mass_matrix=DENSE, dense_mass=True),
+    "guided": lambda: DPPenalty(conjugate, **WALK, **MASS, guided=True),
+    "one_component": lambda: DPPenalty(conjugate, **WALK, **MASS, one_component=True),
+    "one_component_guided": lambda: DPPenalty(conjugate, **WALK, **MASS, one_component=True, guided=True),
+    "hmc_position": lambda: DPHMC(conjugate, **HMC, clip_grad=10.0, noise_multiplier_grad=0.2),
+    "hmc_fresh": lambda: DPHMC(conjugate, **HMC, clip_grad=10.0, noise_multiplier_grad=0.2, leapfrog="fresh"),
+    "hmc_reuse": lambda: DPHMC(conjugate, **HMC, clip_grad=10.0, noise_multiplier_grad=0.2, leapfrog="reuse"),
+    # Clipping the *gradients* hard must not matter.
+    "hmc_clipped_gradients": lambda: DPHMC(conjugate, **HMC, clip_grad=0.3, noise_multiplier_grad=2.0),
+    "hmc_dense": lambda: DPHMC(
+        conjugate,
+        **{**HMC, "inverse_mass_matrix": DENSE},
+        dense_mass=True,
+        clip_grad=10.0,
+        noise_multiplier_grad=0.2,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", INVARIANT.values(), ids=INVARIANT.keys())
+def test_noise_leaves_the_exact_posterior_invariant(make):
+    z, accepted, noise = z_scores(make())
+    assert 0.05 < accepted < 0.98
+    assert 0.3 < noise < 10  # noise that matters
+    assert z.max() < 5, z
+
+
+@pytest.mark.parametrize("name", ["walk", "hmc_position"])
+def test_noise_leaves_the_exact_posterior_invariant_quick(name):
+    z, _, noise = z_scores(INVARIANT[name](), seed=1)
+    assert noise > 0.3
+    assert z.max() < 5, z
+
+
+@pytest.mark.parametrize("make", [INVARIANT["walk"], INVARIANT["hmc_position"]], ids=["walk", "hmc"])
+def test_without_the_penalty_the_posterior_is_wrong(make, monkeypatch):
+    """A negative control: the same test must fail when the noise is not corrected for."""
+    monkeypatch.setattr(
+        numpyro_dp.kernels.penalty, "noise_scale", lambda bound, *_: jnp.zeros_like(jnp.asarray(bound)) + 0.0
+    )
+    kernel = make()
+    start = POSTERIOR_MEAN + POSTERIOR_SD * np.random.default_rng(0).normal(size=(CHAINS, 2))
+    assert kernel is not None
+    assert start.shape == (CHAINS, 2)
+    z, _, _ = z_scores(kernel)
+    assert z.max() > 7
+
+
+def test_an_independent_gradient_after_rejection_would_be_a_bug():
+    """`leapfrog="reuse"` keeps the gradient of a rejected proposal's start."""
+    kernel = DPHMC(conjugate, **{**HMC, "num_chains": 50, "step_size": 2.5}, clip_grad=10.0, noise_multiplier_grad=0.2,
+                   leapfrog="reuse")
+    keys = jax.random.split(jax.random.key(0), 50)
+    state = kernel.init(keys, 0, None, (Y,), {})
+    step = jax.jit(lambda s: kernel.sample(s, (Y,), {}))
+    first = step(state)
+    second = step(first)
+    rejected = ~np.asarray(second.accepted)
+    assert rejected.any()
+    assert (second.carry.gradient[rejected] == first.carry.gradient[rejected]).all()
+    assert (second.carry.gradient[~rejected] != first.carry.gradient[~rejected]).all()
+
+
+# -- The integrators, without noise ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leapfrog", ["position", "fresh", "reuse"])
+def test_acceptance_tends_to_one_with_the_step_size(leapfrog, x64):
+    """Second order: the error of the energy falls fourfold when the step is halved; a wrong sign never gets there."""
+    rejection = []
+    for step_size, num_steps in ((0.4, 4), (0.2, 8), (0.1, 16)):
+        kernel = DPHMC(
+            conjugate,
+            eps=float("inf"),
+            clip_ratio=float("inf"),
+            clip_grad=float("inf"),
+            num_iterations=1,
+            num_chains=2000,
+            adapt_step_size=False,
+            jitter=0.0,
+            leapfrog=leapfrog,
+            step_size=step_size,
+            num_steps=num_steps,
+            **MASS,
+        )
+        start = POSTERIOR_MEAN + POSTERIOR_SD * np.random.default_rng(0).normal(size=(2000, 2))
+        state = kernel.init(jax.random.split(jax.random.key(0), 2000), 0, {"mu": jnp.asarray(start)}, (Y,), {})
+        state = jax.jit(lambda s, kernel=kernel: kernel.sample(s, (Y,), {}))(state)
+        rejection.append(1 - float(state.accept_prob.mean()))
+    assert rejection[-1] < 0.005
+    assert rejection[0] / rejection[1] > 3
+    assert rejection[1] / rejection[2] > 3
+
+
+def test_step_size_jitter_covers_its_interval_evenly():
+    kernel = DPHMC(conjugate, eps=1.0, jitter=0.2)
+    factors = np.asarray(jax.vmap(lambda i: kernel._step_factor(i, jnp.uint32(0x9E3779B9)))(jnp.arange(64)))
+    counts, _ = np.histogram(factors, bins=16, range=(0.8, 1.2))
+    assert (counts == 4).all()
+
+
+# -- Against NUTS ------------------------------------------------------------------------------------------------------
+
+
+def logistic_data():
+    X = np.random.default_rng(1).uniform(-1, 1, (500, 3))
+    y = np.random.default_rng(2).random(500) < 1 / (1 + np.exp(-X @ np.array([0.5, -1.0, 1.0])))
+    return X, y.astype(int)
+
+
+def logistic(X, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([3]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ b), obs=y)
+
+
+def hierarchical(x, y, group):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    tau = numpyro.sample("tau", dist.LogNormal(0, 0.5))
+    with numpyro.plate("groups", 4):
+        alpha = numpyro.sample("alpha", dist.Normal(mu, tau))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(alpha[group] + x, sigma), obs=y)
+
+
+def hierarchical_data():
+    rng = np.random.default_rng(3)
+    group = rng.integers(0, 4, 200)
+    x = rng.normal(size=200)
+    return x, np.array([-1.0, 0, 0.5, 1.5])[group] + x + 0.7 * rng.normal(size=200), group
+
+
+def simplex(y):
+    p = numpyro.sample("p", dist.Dirichlet(jnp.ones(3)))
+    rate = numpyro.sample("rate", dist.Gamma(2, 1).expand([3]).to_event(1))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Multinomial(5, p).mask(True), obs=y[:, :3].astype(int))
+        numpyro.sample("count", dist.Poisson(rate).to_event(1), obs=y[:, 3:])
+
+
+def simplex_data():
+    rng = np.random.default_rng(4)
+    return (np.hstack([rng.multinomial(5, [0.2, 0.3, 0.5], 100), rng.poisson([1.0, 2, 4], (100, 3))]),)
+
+
+def moments(mcmc):
+    """Posterior means and standard deviations with their Monte Carlo standard errors, per scalar."""
+    result = {}
+    for name, draws in mcmc.get_samples(group_by_chain=True).items():
+        draws = np.asarray(draws, float).reshape(*draws.shape[:2], -1)
+        for k in range(draws.shape[-1]):
+            x = draws[..., k]
+            ess = float(min(arviz.ess(x.copy()), arviz.ess((x - x.mean()) ** 2)))
+            assert ess > 150, (name, ess)
+            spread = x.std()
+            excess = stats.kurtosis(x.ravel()) + 2
+            result[name, k] = (x.mean(), spread, spread / ess**0.5, spread * max(excess, 0.5) ** 0.5 / (2 * ess**0.5))
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [(logistic, logistic_data), (hierarchical, hierarchical_data), (simplex, simplex_data)],
+    ids=["logistic", "hierarchical", "simplex"],
+)
+@pytest.mark.parametrize("kernel", ["hmc", "penalty"])
+def test_without_noise_and_clipping_it_is_the_posterior_of_nuts(model, data, kernel):
+    args = data()
+    free = {"eps": float("inf"), "clip_ratio": float("inf"), "adapt_mass_matrix": True}
+    sampler, samples = {
+        "hmc": (DPHMC(model, clip_grad=float("inf"), num_steps=8, target_accept_prob=0.8, **free), 2000),
+        "penalty": (DPPenalty(model, **free), 30000),
+    }[kernel]
+    ours = MCMC(
+        sampler, num_warmup=1000, num_samples=samples, num_chains=4, chain_method="vectorized", progress_bar=False
+    )
+    ours.run(jax.random.key(0), *args)
+    reference = numpyro.infer.MCMC(
+        NUTS(model), num_warmup=1000, num_samples=2000, num_chains=4, chain_method="vectorized", progress_bar=False
+    )
+    reference.run(jax.random.key(1), *args)
+    expected = moments(reference)
+    for site, (mean, spread, mean_error, spread_error) in moments(ours).items():
+        other_mean, other_spread, other_mean_error, other_spread_error = expected[site]
+        assert abs(mean - other_mean) < 5 * np.hypot(mean_error, other_mean_error), site
+        assert abs(spread - other_spread) < 5 * np.hypot(spread_error, other_spread_error), site
