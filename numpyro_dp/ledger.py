@@ -115,10 +115,14 @@ def plan_for_noise(
 
 
 class Ledger:
-    """Grants releases until the plan is used up. Thread-safe; cannot be copied or pickled into a second budget."""
+    """Grants releases until the plan is used up. Thread-safe; cannot be copied or pickled into a second budget.
 
-    def __init__(self, noise: NoiseSource):
+    :ivar reproducible: whether the noise comes from a seed.
+    """
+
+    def __init__(self, noise: NoiseSource | None):
         self._noise: NoiseSource | None = noise
+        self.reproducible = noise is not None and noise.reproducible
         self._lock = threading.Lock()
         self._plan: Plan | None = None
         self._spent: dict[str, int] = {}
@@ -128,10 +132,6 @@ class Ledger:
     @property
     def plan(self) -> Plan | None:
         return self._plan
-
-    @property
-    def reproducible(self) -> bool:
-        return self._noise is not None and self._noise.reproducible
 
     @property
     def closed(self) -> bool:
@@ -241,11 +241,11 @@ class Ledger:
 
     def __getstate__(self):
         # A copy that could grant releases would double the budget.
-        return {"_plan": self._plan, "_spent": self.spent(), "_warned": True, "_reproducible": self.reproducible}
+        return {"_plan": self._plan, "_spent": self.spent(), "_warned": True, "reproducible": self.reproducible}
 
     def __setstate__(self, state):
-        self.__init__(noise=None)  # type: ignore[misc, arg-type]
-        self._plan, self._spent, self._warned = state["_plan"], state["_spent"], state["_warned"]
+        self.__init__(noise=None)  # type: ignore[misc]
+        self.__dict__.update(state)
 
 
 def _reference(leaf: Any) -> Any:

@@ -34,7 +34,7 @@ def mcmc():
         DPHMC(model, eps=8.0), num_warmup=20, num_samples=50, num_chains=2, chain_method="vectorized", progress_bar=False
     )
     mcmc.run(
-        jax.random.key(0), X, y=Y, group=GROUP, extra_fields=("noise_scale", "rng_key", "adapt_state.step_size", "carry")
+        jax.random.key(0), X, y=Y, group=GROUP, extra_fields=("noise_scale", "adapt_state.step_size", "carry")
     )
     return mcmc
 

@@ -3,12 +3,21 @@
 import dataclasses
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.handlers import mask, reparam, scale
-from numpyro.infer.reparam import LocScaleReparam
+from jax.scipy.special import logsumexp, ndtr
+from numpyro.contrib.control_flow import scan
+from numpyro.handlers import condition, mask, reparam, scale, scope
+from numpyro.infer.reparam import (
+    CircularReparam,
+    ExplicitReparam,
+    LocScaleReparam,
+    ProjectedNormalReparam,
+    TransformReparam,
+)
 
 N = 7
 _rng = np.random.default_rng(0)
@@ -28,6 +37,15 @@ def _binary(*shape):
 
 def _groups(num_groups, *shape):
     return _rng.integers(0, num_groups, shape)
+
+
+def _positive(*shape):
+    return _rng.gamma(2.0, size=shape)
+
+
+def _unit_vectors(*shape):
+    x = _rng.normal(size=shape)
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,21 +164,15 @@ def mixture(y):
     weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(3)))
     loc = numpyro.sample(
         "loc",
-        dist.TransformedDistribution(
-            dist.Normal(0, 1).expand([3]).to_event(1), dist.transforms.OrderedTransform()
-        ),
+        dist.TransformedDistribution(dist.Normal(0, 1).expand([3]).to_event(1), dist.transforms.OrderedTransform()),
     )
     with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample(
-            "y", dist.MixtureSameFamily(dist.Categorical(weights), dist.Normal(loc, 0.5)), obs=y
-        )
+        numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(weights), dist.Normal(loc, 0.5)), obs=y)
 
 
 def ordinal(x, y):
     slope = numpyro.sample("slope", dist.Normal(0, 1))
-    cut = numpyro.sample(
-        "cut", dist.ImproperUniform(dist.constraints.ordered_vector, (), event_shape=(2,))
-    )
+    cut = numpyro.sample("cut", dist.ImproperUniform(dist.constraints.ordered_vector, (), event_shape=(2,)))
     with numpyro.plate("rows", x.shape[0]):
         numpyro.sample("y", dist.OrderedLogistic(slope * x, cut), obs=y)
 
@@ -218,6 +230,291 @@ def negative_binomial_zero_inflated(X, y):
         )
 
 
+def probit(X, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(probs=ndtr(X @ b)), obs=y)
+
+
+def robust_regression(X, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand_by([X.shape[1]]).to_event(1))
+    dof = numpyro.sample("dof", dist.Gamma(2.0, 0.1))
+    sigma = numpyro.sample("sigma", dist.HalfCauchy(1.0))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.StudentT(dof, X @ b, sigma), obs=y)
+
+
+def gamma_regression(X, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]))
+    shape = numpyro.sample("shape", dist.Exponential(1.0))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Gamma(shape, shape * jnp.exp(-X @ b)), obs=y)
+
+
+def beta_regression(X, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]))
+    precision = numpyro.sample("precision", dist.LogNormal(1.0, 0.5))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.BetaProportion(jax.nn.sigmoid(X @ b), precision), obs=y)
+
+
+def rates_with_exposure(X, y, exposure):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]))
+    concentration = numpyro.sample("concentration", dist.InverseGamma(2.0, 1.0))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.NegativeBinomial2(exposure * jnp.exp(X @ b), concentration), obs=y)
+
+
+def horseshoe(X, y):
+    tau = numpyro.sample("tau", dist.HalfCauchy(1.0))
+    with numpyro.plate("features", X.shape[1]):
+        lam = numpyro.sample("lam", dist.HalfCauchy(1.0))
+        raw = numpyro.sample("raw", dist.Normal(0.0, 1.0))
+    b = numpyro.deterministic("b", tau * lam * raw)
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ b, 1.0), obs=y)
+
+
+def crossed_effects(y, school, region, *, sizes):
+    mu = numpyro.sample("mu", dist.Normal(0, 5))
+    effects = {}
+    for name, size in sizes.items():
+        tau = numpyro.sample(f"tau_{name}", dist.HalfNormal(1))
+        with numpyro.plate(f"{name}s", size):
+            effects[name] = numpyro.sample(f"alpha_{name}", dist.Normal(0, tau))
+    with numpyro.plate("rows", y.shape[0]):
+        eta = mu + effects["school"][school] + effects["region"][region]
+        numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
+
+
+def varying_slopes(x, y, group, num_groups):
+    centre = numpyro.sample("centre", dist.Normal(0, 1).expand([2]).to_event(1))
+    scales = numpyro.sample("scales", dist.HalfNormal(1).expand([2]).to_event(1))
+    corr = numpyro.sample("corr", dist.LKJCholesky(2, 2.0))
+    with numpyro.plate("groups", num_groups):
+        coef = numpyro.sample("coef", dist.MultivariateNormal(centre, scale_tril=scales[:, None] * corr))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(coef[group, 0] + coef[group, 1] * x, 1.0), obs=y)
+
+
+def _measurement(y, prefix_scale):
+    mu = numpyro.sample("mu", dist.Normal(0, prefix_scale))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
+def scoped_submodels(height, weight):
+    scope(_measurement, prefix="height")(height, 1.0)
+    scope(_measurement, prefix="weight")(weight, 2.0)
+
+
+def plate_stack(Y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate_stack("cells", Y.shape):
+        numpyro.sample("Y", dist.Normal(mu, 1.0), obs=Y)
+
+
+def item_response(Y):
+    """Abilities are integrated out by quadrature, one factor per person."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(11)
+    with numpyro.plate("items", Y.shape[1]):
+        slope = numpyro.sample("slope", dist.LogNormal(0, 0.5))
+        difficulty = numpyro.sample("difficulty", dist.Normal(0, 1))
+    logits = slope * (nodes[:, None] - difficulty)
+    with numpyro.plate("persons", Y.shape[0]):
+        by_node = dist.Bernoulli(logits=logits).log_prob(Y[:, None, :]).sum(-1)
+        numpyro.factor("responses", logsumexp(by_node + jnp.log(weights), axis=-1))
+
+
+def censored_by_masks(X, time, event):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]))
+    rate = jnp.exp(X @ b)
+    with numpyro.plate("rows", X.shape[0]):
+        with mask(mask=event):
+            numpyro.sample("time", dist.Exponential(rate), obs=time)
+        with mask(mask=~event):
+            numpyro.factor("survival", -rate * time)
+
+
+def censored_by_factor(X, time, event):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]))
+    shape = numpyro.sample("shape", dist.HalfNormal(1.0))
+    weibull = dist.Weibull(jnp.exp(X @ b), shape)
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.factor("loss", jnp.where(event, weibull.log_prob(time), jnp.log1p(-weibull.cdf(time))))
+
+
+def softmax_regression(X, y, num_classes):
+    B = numpyro.sample("B", dist.Normal(0, 1).expand([X.shape[1], num_classes]).to_event(2))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Categorical(logits=X @ B), obs=y)
+
+
+def one_hot_multinomial(X, Y):
+    B = numpyro.sample("B", dist.ZeroSumNormal(1.0, event_shape=(Y.shape[1],)).expand([X.shape[1]]))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("Y", dist.Multinomial(logits=X @ B, total_count=1), obs=Y)
+
+
+def zero_inflated_poisson(X, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]))
+    gate = numpyro.sample("gate", dist.Uniform(0, 1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.ZeroInflatedPoisson(gate, jnp.exp(X @ b)), obs=y)
+
+
+def log_normal_outcome(X, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]))
+    base = dist.Normal(X @ b, 0.5)
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.TransformedDistribution(base, dist.transforms.ExpTransform()), obs=y)
+
+
+def robust_multivariate(Y):
+    df = numpyro.sample("df", dist.Gamma(2.0, 0.1))
+    loc = numpyro.sample("loc", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("rows", Y.shape[0]):
+        numpyro.sample("Y", dist.MultivariateStudentT(df, loc, jnp.eye(2)), obs=Y)
+
+
+def dirichlet_multinomial(Y):
+    concentration = numpyro.sample("concentration", dist.Gamma(2.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate("rows", Y.shape[0]):
+        numpyro.sample("Y", dist.DirichletMultinomial(concentration, total_count=Y.sum(-1)), obs=Y)
+
+
+def compositions(Y):
+    concentration = numpyro.sample("concentration", dist.Gamma(2.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate("rows", Y.shape[0]):
+        numpyro.sample("Y", dist.Dirichlet(concentration), obs=Y)
+
+
+def truncated_outcome(X, y):
+    b = numpyro.sample("b", dist.TruncatedNormal(0, 1, low=-2, high=2).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.TruncatedNormal(X @ b, 1.0, low=0.0), obs=y)
+
+
+def _directions(angle, heading):
+    mu = numpyro.sample("mu", dist.VonMises(0.0, 1.0))
+    pole = numpyro.sample("pole", dist.ProjectedNormal(jnp.zeros(3)))
+    with numpyro.plate("rows", angle.shape[0]):
+        numpyro.sample("angle", dist.VonMises(mu, 2.0), obs=angle)
+        numpyro.sample("heading", dist.ProjectedNormal(2.0 * pole), obs=heading)
+
+
+directions = reparam(_directions, config={"mu": CircularReparam(), "pole": ProjectedNormalReparam()})
+
+
+def short_series(Y):
+    """An autoregression per person; scan runs over time, the persons are a plate inside."""
+    phi = numpyro.sample("phi", dist.Uniform(-1, 1))
+
+    def step(previous, y):
+        with numpyro.plate("persons", Y.shape[0]):
+            numpyro.sample("y", dist.Normal(phi * previous, 1.0), obs=y)
+        return y, None
+
+    scan(step, jnp.zeros(Y.shape[0]), Y.T)
+
+
+def shared_random_walk(Y):
+    """A latent level per day that all persons share."""
+    sigma = numpyro.sample("sigma", dist.HalfNormal(0.5))
+
+    def step(level, y):
+        level = numpyro.sample("level", dist.Normal(level, sigma))
+        with numpyro.plate("persons", Y.shape[0]):
+            numpyro.sample("y", dist.Normal(level, 1.0), obs=y)
+        return level, None
+
+    scan(step, 0.0, Y.T)
+
+
+def _transformed_prior(y):
+    scale_prior = dist.TransformedDistribution(dist.Normal(0, 1), dist.transforms.ExpTransform())
+    sigma = numpyro.sample("sigma", scale_prior)
+    mu = numpyro.sample("mu", dist.Normal(0, sigma))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
+transform_reparam = reparam(_transformed_prior, config={"sigma": TransformReparam()})
+explicit_reparam = reparam(
+    _transformed_prior, config={"mu": ExplicitReparam(dist.transforms.AffineTransform(1.0, 2.0))}
+)
+
+
+def meta_analysis(effect, standard_error):
+    """Each row has its own known error; the latent true effects are integrated out."""
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    tau = numpyro.sample("tau", dist.HalfCauchy(1))
+    with numpyro.plate("studies", effect.shape[0]):
+        numpyro.sample("effect", dist.Normal(mu, jnp.hypot(tau, standard_error)), obs=effect)
+
+
+def missing_as_nan(X, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]))
+    with numpyro.plate("rows", X.shape[0]), mask(mask=~jnp.isnan(y)):
+        numpyro.sample("y", dist.Normal(X @ b, 1.0), obs=jnp.nan_to_num(y))
+
+
+def soft_constraint(y, group, num_groups):
+    alpha = numpyro.sample("alpha", dist.Normal(0, 1).expand([num_groups]))
+    numpyro.sample("sum_to_zero", dist.Normal(alpha.sum(), 0.1), obs=0.0)
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(alpha[group], 1.0), obs=y)
+
+
+def _known_noise(X, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ b, sigma), obs=y)
+
+
+conditioned = condition(_known_noise, data={"sigma": 0.7})
+tempered_from_outside = scale(_known_noise, scale=0.3)
+
+
+def two_column_outcome(y, group_of_item):
+    """Public covariates of the items, whose number is no other axis."""
+    with numpyro.plate("items", y.shape[1], dim=-1):
+        level = numpyro.sample("level", dist.Normal(0, 1))
+    with numpyro.plate("rows", y.shape[0], dim=-2), numpyro.plate("items", y.shape[1], dim=-1):
+        numpyro.sample("y", dist.Normal(level + group_of_item, 1.0), obs=y)
+
+
+def mixture_of_regressions(X, y):
+    B = numpyro.sample("B", dist.Normal(0, 1).expand([X.shape[1], 2]).to_event(2))
+    weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(2)))
+    with numpyro.plate("rows", X.shape[0]):
+        components = [dist.Normal(X @ B[:, 0], 1.0), dist.Normal(X @ B[:, 1], 2.0)]
+        numpyro.sample("y", dist.MixtureGeneral(dist.Categorical(weights), components), obs=y)
+
+
+def released_transforms(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    numpyro.deterministic("exp_mu", jnp.exp(mu))
+    numpyro.deterministic("repeated", jnp.full(y.shape[0], mu))
+    numpyro.deterministic("total", mu * y.shape[0])
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.deterministic("residual", y - mu)
+        numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
+class Model:
+    """A model that is an object with options, and is called."""
+
+    def __init__(self, prior_scale):
+        self.prior_scale = prior_scale
+
+    def __call__(self, X, *, y, **options):
+        b = numpyro.sample("b", dist.Normal(0, self.prior_scale).expand([X.shape[1]]))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ b + options["offset"], 1.0), obs=y)
+
+
 CASES = [
     Case("logistic", logistic, (_normal(N, 3), _binary(N))),
     Case("logistic_kwargs", logistic, (), {"X": _normal(N, 3), "y": _binary(N)}),
@@ -269,4 +566,61 @@ CASES = [
         (_normal(N, 3), _normal(N), _groups(4, N), _normal(4, 2)),
     ),
     Case("zero_inflated", negative_binomial_zero_inflated, (_normal(N, 3), _counts(N))),
+    Case("probit", probit, (_normal(N, 3), _binary(N))),
+    Case("robust_regression", robust_regression, (_normal(N, 3), _normal(N))),
+    Case("gamma_regression", gamma_regression, (_normal(N, 3), _positive(N))),
+    Case("beta_regression", beta_regression, (_normal(N, 3), _rng.uniform(0.1, 0.9, N))),
+    Case("rates_with_exposure", rates_with_exposure, (_normal(N, 3), _counts(N), _positive(N))),
+    Case("horseshoe", horseshoe, (_normal(N, 3), _normal(N))),
+    Case(
+        "crossed_effects",
+        crossed_effects,
+        (_normal(N), _groups(4, N), _groups(3, N)),
+        {"sizes": {"school": np.int64(4), "region": 3}},
+    ),
+    Case("varying_slopes", varying_slopes, (_normal(N), _normal(N), _groups(4, N), 4)),
+    Case("scoped_submodels", scoped_submodels, (_normal(N), _normal(N))),
+    Case("plate_stack", plate_stack, (_normal(N, 2),)),
+    Case("item_response", item_response, (_binary(N, 4),)),
+    Case("censored_by_masks", censored_by_masks, (_normal(N, 3), _positive(N), _binary(N).astype(bool))),
+    Case("censored_by_factor", censored_by_factor, (_normal(N, 3), _positive(N), _binary(N).astype(bool))),
+    Case("softmax_regression", softmax_regression, (_normal(N, 3), _groups(4, N), 4)),
+    Case("one_hot_multinomial", one_hot_multinomial, (_normal(N, 3), np.eye(4, dtype=int)[_groups(4, N)])),
+    Case("zero_inflated_poisson", zero_inflated_poisson, (_normal(N, 3), _counts(N))),
+    Case("log_normal_outcome", log_normal_outcome, (_normal(N, 3), _positive(N))),
+    Case("robust_multivariate", robust_multivariate, (_normal(N, 2),)),
+    Case("dirichlet_multinomial", dirichlet_multinomial, (_counts(N, 3),)),
+    Case("compositions", compositions, (_rng.dirichlet(np.ones(3), N),)),
+    Case("truncated_outcome", truncated_outcome, (_normal(N, 3), _positive(N))),
+    Case("directions", directions, (_rng.uniform(-3, 3, N), _unit_vectors(N, 3))),
+    Case("short_series", short_series, (_normal(N, 5),)),
+    Case("shared_random_walk", shared_random_walk, (_normal(N, 5),)),
+    Case("transform_reparam", transform_reparam, (_normal(N),)),
+    Case("explicit_reparam", explicit_reparam, (_normal(N),)),
+    Case("meta_analysis", meta_analysis, (_normal(N), _positive(N))),
+    Case("missing_as_nan", missing_as_nan, (_normal(N, 3), np.where(_binary(N), np.nan, _normal(N)))),
+    Case("soft_constraint", soft_constraint, (_normal(N), _groups(4, N), 4)),
+    Case("conditioned", conditioned, (_normal(N, 3), _normal(N))),
+    Case("tempered_from_outside", tempered_from_outside, (_normal(N, 3), _normal(N))),
+    Case(
+        "two_column_outcome",
+        two_column_outcome,
+        (_normal(N, 2), _normal(2)),
+        options={"private_args": ["y"]},
+    ),
+    Case("mixture_of_regressions", mixture_of_regressions, (_normal(N, 3), _normal(N))),
+    Case(
+        "released_transforms",
+        released_transforms,
+        (_normal(N),),
+        dropped=frozenset({"repeated", "total", "residual"}),
+    ),
+    Case("callable_object", Model(2.0), (_normal(N, 3),), {"y": _normal(N), "offset": _normal(N)}),
+    Case(
+        "narrow_dtypes",
+        hierarchical,
+        (_normal(N, 3).astype(np.float32), _binary(N).astype(bool), _groups(4, N).astype(np.int8), 4),
+        dropped=frozenset({"eta"}),
+    ),
+    Case("jax_arrays", logistic, (jnp.asarray(_normal(N, 3), jnp.float32), jnp.asarray(_binary(N), jnp.int32))),
 ]

@@ -1,0 +1,991 @@
+"""`separate`: the two halves give NumPyro's model back, rows are isolated, and what has no such form is refused."""
+
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax.flatten_util import ravel_pytree
+from numpyro.handlers import block, condition, lift, scale, seed, substitute, trace
+from numpyro.infer import (
+    Predictive,
+    init_to_feasible,
+    init_to_mean,
+    init_to_median,
+    init_to_sample,
+    init_to_uniform,
+    init_to_value,
+)
+from numpyro.infer.util import constrain_fn, potential_energy
+from zoo import CASES
+
+from numpyro_dp.model import UnsupportedModelError, released_model, separate
+
+BY_NAME = {case.name: case for case in CASES}
+N = 7
+_rng = np.random.default_rng(1)
+X, y, g = _rng.normal(size=(N, 3)), _rng.normal(size=N), np.arange(N) % 4
+
+
+@functools.cache
+def _separated(name, x64):
+    case = BY_NAME[name]
+    return separate(case.model, case.args, case.kwargs, **case.options)
+
+
+def _terms(separated, args, kwargs):
+    """Compiled ``(z, rows) -> one log density per row``."""
+    one = separated.row_log_density(args, kwargs)
+    return jax.jit(lambda z, rows: jax.vmap(one, (None, 0))(z, tuple(r[:, None] for r in rows)))
+
+
+def _points(separated, count=3):
+    rng = np.random.default_rng(2)
+    dtype = ravel_pytree(separated.prototype)[0].dtype
+    return jnp.asarray(rng.uniform(-1, 1, (count, separated.num_params)), dtype)
+
+
+def _refusal(model, args=(X, y), kwargs=None, **options):
+    with pytest.raises(UnsupportedModelError) as info:
+        separate(model, args, kwargs or {}, **options)
+    return str(info.value)
+
+
+def _assert_refused(model, *words, args=(X, y), kwargs=None, **options):
+    message = _refusal(model, args, kwargs, **options)
+    for word in words:
+        assert word in message, message
+
+
+def linear(X, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ b, 1.0), obs=y)
+
+
+# -- The two halves are the model --------------------------------------------------------------------------------------
+
+_FLOAT32 = ("logistic", "hierarchical", "pytree_data", "shared_random_walk", "callable_object", "narrow_dtypes")
+
+
+_LONG_TO_COMPILE = (
+    "beta_regression",
+    "dirichlet_multinomial",
+    "rates_with_exposure",
+    "robust_multivariate",
+    "varying_slopes",
+    "zero_inflated",
+)
+
+
+def _cases():
+    for case in CASES:
+        yield pytest.param(case, id=case.name, marks=(pytest.mark.slow,) if case.name in _LONG_TO_COMPILE else ())
+
+
+def _cases_by_precision():
+    for case in _cases():
+        yield pytest.param(*case.values, True, id=f"{case.id}-float64", marks=case.marks)
+        slow = () if case.id in _FLOAT32 else (pytest.mark.slow,)
+        yield pytest.param(*case.values, False, id=f"{case.id}-float32", marks=slow)
+
+
+@pytest.mark.parametrize(("case", "x64"), [*_cases_by_precision()])
+def test_prior_plus_rows_is_the_model(case, x64):
+    with jax.enable_x64(x64):
+        separated = _separated(case.name, x64)
+        rows, terms = separated.rows(case.args, case.kwargs), _terms(separated, case.args, case.kwargs)
+        log_prior = separated.log_prior(case.args, case.kwargs)
+
+        def by_parts(z):
+            t = terms(z, rows)
+            return log_prior(z) + jnp.sum(t), jnp.sum(jnp.abs(t))
+
+        def as_one(z):
+            return -potential_energy(case.model, case.args, case.kwargs, separated.unravel(z)), 0.0
+
+        both = jax.jit(lambda z: [jax.value_and_grad(f, has_aux=True)(z) for f in (by_parts, as_one)])
+        for z in _points(separated):
+            ((value, magnitude), grad), ((expected, _), expected_grad) = both(z)
+            assert value.dtype == (jnp.float64 if x64 else jnp.float32)
+            assert np.isfinite(expected)
+            tolerance = 50 * jnp.finfo(value.dtype).eps * (10 + magnitude)
+            np.testing.assert_allclose(value, expected, rtol=0, atol=tolerance)
+            np.testing.assert_allclose(grad, expected_grad, rtol=0, atol=20 * tolerance)
+
+
+@pytest.mark.parametrize("case", [*_cases()])
+def test_a_row_reaches_its_own_term_only(case):
+    with jax.enable_x64(True):
+        separated = _separated(case.name, True)
+        rows, terms = separated.rows(case.args, case.kwargs), _terms(separated, case.args, case.kwargs)
+        (z,) = _points(separated, 1)
+        before = np.asarray(terms(z, rows))
+        assert before.shape == (separated.num_rows,)
+        for hostile in (np.nan, np.inf, 1e30, -1e30, 0.0):
+            j = 2
+            changed = tuple(
+                r.at[j].set(jnp.nan_to_num(hostile).astype(r.dtype) if r.dtype.kind in "iub" else hostile) for r in rows
+            )
+            after = np.asarray(terms(z, changed))
+            np.testing.assert_array_equal(np.delete(after, j), np.delete(before, j))
+
+
+@pytest.mark.parametrize("case", [*_cases()])
+def test_released_sites(case):
+    with jax.enable_x64(True):
+        separated = _separated(case.name, True)
+        assert set(separated.dropped_sites) == set(case.dropped)
+        (z,) = _points(separated, 1)
+        z = separated.unravel(z)
+        released = separated.constrain(case.args, case.kwargs)(z)
+        expected = jax.jit(lambda z: constrain_fn(case.model, case.args, case.kwargs, z, return_deterministic=True))(z)
+        assert set(released) == set(expected) - set(case.dropped)
+        for name, value in released.items():
+            np.testing.assert_allclose(value, expected[name], rtol=1e-10)
+
+
+def test_row_sites_and_rows():
+    case = BY_NAME["two_outcomes"]
+    separated = _separated("two_outcomes", jax.config.jax_enable_x64)
+    assert separated.row_sites == {"y", "count"}
+    assert separated.num_rows == N
+    assert separated.row_plate == "rows"
+    assert [a.name for a in separated.private_arguments()] == ["X", "y", "count"]
+    assert [r.shape for r in separated.rows(case.args, case.kwargs)] == [(N, 3), (N,), (N,)]
+
+
+def test_vectors_are_in_alphabetical_order_of_the_sites():
+    def model(y):
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        a = numpyro.sample("a", dist.Normal(0, 1).expand([2]))
+        numpyro.sample("y", dist.Normal(a.sum() + b, 1), obs=y)
+
+    separated = separate(model, (y,))
+    z = {"b": jnp.array(3.0), "a": jnp.array([1.0, 2.0])}
+    np.testing.assert_array_equal(separated.ravel(z), [1, 2, 3])
+    assert jax.tree.all(jax.tree.map(np.array_equal, separated.unravel(separated.ravel(z)), z))
+    assert separated.num_params == 3
+
+
+def test_separating_twice_gives_the_same():
+    case = BY_NAME["hierarchical"]
+    first, second = (separate(case.model, case.args, case.kwargs) for _ in range(2))
+    first, second = (vars(s) | {"prototype": jax.tree.map(jnp.shape, s.prototype)} for s in (first, second))
+    assert first == second
+
+
+# -- A start without data ----------------------------------------------------------------------------------------------
+
+_STRATEGIES = [
+    init_to_median,
+    init_to_median(num_samples=5),
+    init_to_uniform,
+    init_to_uniform(radius=0.5),
+    init_to_sample,
+    init_to_feasible,
+    init_to_mean,
+    init_to_value(values={"b": np.zeros(3)}),
+]
+
+
+@pytest.mark.parametrize("strategy", _STRATEGIES, ids=lambda s: getattr(s, "__name__", None) or s.func.__name__)
+@pytest.mark.parametrize("name", ["hierarchical", "non_centred"])
+def test_start_is_finite_under_the_prior(name, strategy):
+    case = BY_NAME[name]
+    separated = _separated(name, jax.config.jax_enable_x64)
+    params, is_valid = separated.init_params(jax.random.key(0), strategy, case.args, case.kwargs)
+    assert is_valid
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, separated.prototype)
+    assert jnp.isfinite(separated.log_prior(case.args, case.kwargs)(separated.ravel(params)))
+
+
+def test_starts_of_several_chains_and_data():
+    case = BY_NAME["hierarchical"]
+    separated = _separated("hierarchical", jax.config.jax_enable_x64)
+    keys = jax.random.split(jax.random.key(0), 3)
+    params, is_valid = separated.init_params(keys, init_to_uniform, case.args, case.kwargs)
+    assert is_valid.shape == (3,)
+    assert params["b"].shape == (3, 3)
+    other = (np.full((N, 3), np.nan), np.full(N, 10**6), *case.args[2:])
+    again, _ = separated.init_params(keys, init_to_uniform, other, case.kwargs)
+    assert jax.tree.all(jax.tree.map(np.array_equal, params, again))
+
+
+def test_prior_and_constrain_do_not_see_the_rows():
+    case = BY_NAME["hierarchical"]
+    separated = _separated("hierarchical", jax.config.jax_enable_x64)
+    other = (np.full((N, 3), np.nan), np.full(N, 10**6), np.full(N, -1), 4)
+    (z,) = _points(separated, 1)
+    for get in (
+        lambda args: separated.log_prior(args, {})(z),
+        lambda args: separated.constrain(args, {})(separated.unravel(z)),
+    ):
+        assert jax.tree.all(jax.tree.map(np.array_equal, get(case.args), get(other)))
+
+
+# -- Refusals: the private rows ----------------------------------------------------------------------------------------
+
+
+def test_latent_in_the_row_plate():
+    def model(X, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        with numpyro.plate("rows", N):
+            effect = numpyro.sample("effect", dist.Normal(0, 1))
+            numpyro.sample("y", dist.Normal(X @ b + effect, 1.0), obs=y)
+
+    _assert_refused(model, "latent site 'effect' lives in the row plate 'rows'", "integrate it out")
+
+
+def test_latent_with_one_value_per_row_but_no_plate():
+    def model(X, y):
+        effect = numpyro.sample("effect", dist.Normal(0, 1).expand([X.shape[0]]))
+        numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+
+    _assert_refused(model, "latent site 'effect' has shape (7,) with all rows and (1,) with one", "integrate it out")
+
+
+@pytest.mark.parametrize("index", ["whole", "arange"])
+def test_latent_with_a_hard_coded_value_per_row(index):
+    def model(y):
+        effect = numpyro.sample("effect", dist.Normal(0, 1).expand([N]))
+        effect = effect if index == "whole" else effect[jnp.arange(y.shape[0])]
+        numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+
+    words = {"whole": "works with 7 rows but not with 3", "arange": "'y' is not a sum over rows"}[index]
+    _assert_refused(model, words, args=(y,))
+
+
+def test_imputation_by_obs_mask():
+    def model(y, seen):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mu, 1.0), obs=y, obs_mask=seen)
+
+    _assert_refused(model, "y_unobserved", "numpyro.handlers.mask", args=(y, y > 0))
+
+
+def test_global_discrete_latent():
+    def model(y):
+        k = numpyro.sample("k", dist.Categorical(jnp.ones(3) / 3))
+        numpyro.sample("y", dist.Normal(k, 1.0), obs=y)
+
+    _assert_refused(model, "latent site 'k' is discrete", "sum it out", args=(y,))
+
+
+def test_subsampled_plate():
+    def by_size(X, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        with numpyro.plate("rows", N, subsample_size=3) as index:
+            numpyro.sample("y", dist.Normal(X[index] @ b, 1.0), obs=y[index])
+
+    def by_primitive(X, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        with numpyro.plate("rows", N, subsample_size=3):
+            rows, outcomes = numpyro.subsample(X, event_dim=1), numpyro.subsample(y, event_dim=0)
+            numpyro.sample("y", dist.Normal(rows @ b, 1.0), obs=outcomes)
+
+    for model in (by_size, by_primitive):
+        _assert_refused(model, "plate 'rows' is subsampled (3 of 7)", "remove `subsample_size`")
+
+
+def test_factor_over_all_rows():
+    def model(X, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        numpyro.factor("loss", -jnp.sqrt(jnp.sum((y - X @ b) ** 2)))
+
+    _assert_refused(model, "factor 'loss' is computed from private argument 'X', 'y' over all rows", "numpyro.plate")
+
+
+_MIXING = {
+    "standardise": lambda X: (X - X.mean(0)) / X.std(0),
+    "centre": lambda X: X - jnp.mean(X, 0),
+    "rank": lambda X: jnp.argsort(jnp.argsort(X, 0), 0) * 1.0,
+    "cumulate": lambda X: jnp.cumsum(X, 0),
+    "lag": lambda X: jnp.concatenate([jnp.zeros((1, X.shape[1])), X[:-1]]),
+    "reverse_and_gate": lambda X: X * X[::-1],
+    "largest": lambda X: X / jnp.max(jnp.abs(X)),
+    "whiten": lambda X: X @ jnp.linalg.inv(X.T @ X + jnp.eye(X.shape[1])),
+    "winsorise": lambda X: jnp.clip(X, *jnp.quantile(X, jnp.array([0.1, 0.9]))),
+    "impute_by_column_mean": lambda X: jnp.where(jnp.isnan(X), jnp.nanmean(X, 0), X),
+}
+
+
+@pytest.mark.parametrize("kind", _MIXING)
+def test_rows_mixed_inside_the_model(kind):
+    def model(X, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Normal(_MIXING[kind](X) @ b, 1.0), obs=y)
+
+    _assert_refused(model, "'y' is not a sum over rows", "do it beforehand with public constants")
+
+
+def test_table_as_a_matrix():
+    def model(X, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        numpyro.sample("y", dist.Normal(jnp.linalg.qr(X)[0] @ b, 1.0), obs=y)
+
+    _assert_refused(model, "cannot be evaluated on a single row", "decompose the table")
+
+
+def test_time_series_over_rows():
+    def model(y):
+        phi = numpyro.sample("phi", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(phi * y[:-1], 1.0), obs=y[1:])
+
+    assert "row" in _refusal(model, (y,))
+
+
+def test_gaussian_process_over_rows():
+    def model(x, y):
+        length = numpyro.sample("length", dist.LogNormal(0, 1))
+        gap = x[:, None] - x
+        numpyro.sample("y", dist.MultivariateNormal(0.0, jnp.exp(-((gap / length) ** 2)) + jnp.eye(len(x))), obs=y)
+
+    _assert_refused(model, "'y' is not a sum over rows", args=(X[:, 0], y))
+
+
+@pytest.mark.parametrize("limit", [0, 4, 1000])
+def test_scale_by_the_number_of_rows(limit):
+    """Also where the number matters from some size on, which no small table shows."""
+
+    def model(X, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        with scale(scale=1 / max(X.shape[0], limit) if limit < 1000 else min(1.0, 5 / X.shape[0])):
+            numpyro.sample("y", dist.Normal(X @ b, 1.0), obs=y)
+
+    _assert_refused(model, "scaled by the number of rows" if limit == 0 else "'y'", "row")
+
+
+def test_broadcasting_of_column_against_vector():
+    def model(X, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3, 1]))
+        numpyro.sample("y", dist.Normal(X @ b, 1.0), obs=y)
+
+    _assert_refused(model, "'y' has shape (7, 7)", "broadcast")
+
+
+def test_observed_summary():
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        numpyro.sample("mean", dist.Normal(mu, 0.1), obs=y.mean())
+
+    _assert_refused(model, "'mean'", "not a sum over rows", args=(y,))
+
+
+_PRIORS = {
+    "mean": lambda X, y: dist.Normal(y.mean(), 1.0),
+    "spread": lambda X, y: dist.Normal(0, X.std()),
+    "support": lambda X, y: dist.Uniform(0, jnp.max(y)),
+    "constant_in_disguise": lambda X, y: dist.Normal(0 * y[0], 1.0),
+    "loop": lambda X, y: dist.Normal(jax.lax.fori_loop(0, 3, lambda i, c: c + y[i], 0.0), 1.0),
+    "branch": lambda X, y: dist.Normal(jax.lax.cond(y[0] > 0, lambda: 1.0, lambda: 0.0), 1.0),
+    "custom_derivative": lambda X, y: dist.Normal(jax.nn.softplus(y).sum(), 1.0),
+    "stopped_gradient": lambda X, y: dist.Normal(jax.lax.stop_gradient(y[3]), 1.0),
+}
+
+
+@pytest.mark.parametrize("kind", _PRIORS)
+def test_prior_from_private_rows(kind):
+    def model(X, y):
+        theta = numpyro.sample("theta", _PRIORS[kind](X, y))
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+
+    _assert_refused(model, "the prior of 'theta' uses private argument", "public")
+
+
+def test_prior_scaled_by_private_rows():
+    def model(y):
+        with scale(scale=jnp.mean(y**2)):
+            theta = numpyro.sample("theta", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+
+    _assert_refused(model, "the prior of 'theta' uses private argument 'y'", args=(y,))
+
+
+@pytest.mark.parametrize("kind", ["prior", "factor"])
+def test_prior_that_depends_on_the_number_of_rows(kind):
+    def model(y):
+        theta = numpyro.sample("theta", dist.Normal(0, y.shape[0] if kind == "prior" else 1.0))
+        if kind == "factor":
+            numpyro.factor("norm", -y.shape[0] * jnp.log1p(theta**2))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+
+    site = {"prior": "the prior of 'theta'", "factor": "site 'norm'"}[kind]
+    _assert_refused(model, f"{site} depends on the number of rows", "plain Python number", args=(y,))
+
+
+# -- Refusals: data by other ways --------------------------------------------------------------------------------------
+
+
+def _closing_over(data):
+    def model(y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        numpyro.sample("y", dist.Normal(data @ b, 1.0), obs=y)
+
+    return model
+
+
+def global_array(y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+    numpyro.sample("y", dist.Normal(X @ b, 1.0), obs=y)
+
+
+def global_array_reduced_by_numpy(y):
+    b = numpyro.sample("b", dist.Normal(X.mean(), np.std(X)))
+    numpyro.sample("y", dist.Normal(b, 1.0), obs=y)
+
+
+def array_as_default(y, data=y):
+    b = numpyro.sample("b", dist.Normal(float(np.mean(data)), 1))
+    numpyro.sample("y", dist.Normal(b, 1.0), obs=y)
+
+
+class WithData:
+    def __init__(self, data):
+        self.data = data
+
+    def method(self, y):
+        b = numpyro.sample("b", dist.Normal(self.data.mean(), 1))
+        numpyro.sample("y", dist.Normal(b, 1.0), obs=y)
+
+    def __call__(self, y):
+        self.method(y)
+
+
+def _helper(b):
+    return np.mean(X) * b
+
+
+def array_in_a_helper(y):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Normal(_helper(b), 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        array_in_a_helper,
+        _closing_over(X),
+        _closing_over(jnp.asarray(X)),
+        global_array,
+        global_array_reduced_by_numpy,
+        array_as_default,
+        functools.partial(linear, X),
+        functools.partial(linear, X=X),
+        WithData(y).method,
+        WithData(y),
+        condition(_closing_over(X), data={"none": y}),
+    ],
+)
+def test_closed_over_data(model):
+    kwargs = {"y": y}
+    _assert_refused(model, "closes over", "pass it as an argument", args=(), kwargs=kwargs)
+
+
+def test_outcomes_by_condition():
+    def model(X, y=None):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ b, 1.0), obs=y)
+
+    _assert_refused(condition(model, data={"y": y}), "closes over", args=(X,))
+    _assert_refused(condition(model, data={"y": jnp.asarray(y)}), "closes over", args=(X,))
+
+
+def test_second_table_that_is_closed_over():
+    other = np.ones(5)
+
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+        numpyro.sample("other", dist.Normal(mu, 1.0), obs=other)
+
+    _assert_refused(model, "site 'other' is observed with an array that the model closes over", args=(y,))
+
+
+def test_lists_of_numbers():
+    def model(X, y):
+        linear(jnp.asarray(X), jnp.asarray(y))
+
+    _assert_refused(model, "argument 'y' is a list of 7 numbers", "jnp.array(y)", args=(X, y.tolist()))
+    _assert_refused(model, "argument 'X' is a list of 7", args=(X.tolist(), y))
+    _assert_refused(model, "argument 'X'", "argument 'y'", args=(X.tolist(), y.tolist()))
+    _assert_refused(model, "argument 'y' is a tuple", args=(X, tuple(y)))
+
+    def nested(data):
+        model(data["X"], data["y"])
+
+    _assert_refused(nested, "argument 'data['y']'", args=({"X": X, "y": y.tolist()},))
+
+
+def test_short_lists_are_options():
+    def model(y, sizes):
+        mu = numpyro.sample("mu", dist.Normal(0, sizes[0]).expand(sizes))
+        numpyro.sample("y", dist.Normal(mu.sum(), 1.0), obs=y)
+
+    assert separate(model, (y, [2, 3])).num_rows == N
+
+
+def test_tables_that_are_no_arrays():
+    class Column:
+        shape, dtype = (N,), np.dtype(float)
+
+        def __array__(self):
+            raise AssertionError("a private value was read")
+
+    class Frame:
+        shape, columns, dtypes = (N, 3), ["a", "b", "c"], [np.dtype(float)] * 3
+
+    _assert_refused(linear, "argument 'y' is a Column", "y.to_numpy()", args=(X, Column()))
+    _assert_refused(linear, "argument 'X' is a Frame", "argument 'y' is a Column", args=(Frame(), Column()))
+
+
+def test_pandas():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X, columns=["a", "b", "c"])
+    _assert_refused(linear, "argument 'X' is a DataFrame", "X.to_numpy()", args=(frame, y))
+    _assert_refused(linear, "argument 'y' is a Series", args=(X, frame["a"]))
+
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(frame["a"].mean(), 1))
+        numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    _assert_refused(model, "closes over 'frame'", args=(y,))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.array(["a", "b"] * 3 + ["a"]),
+        np.array(["a", "b"] * 3 + ["a"], dtype=object),
+        np.arange(N).astype("datetime64[D]"),
+        np.arange(N).astype(np.longdouble),
+    ],
+)
+def test_arrays_that_are_no_numbers(column):
+    _assert_refused(linear, "argument 'y' has dtype", "encode it as numbers", args=(X, column))
+
+
+def test_masked_arrays():
+    _assert_refused(linear, "argument 'y' is a MaskedArray", "mask", args=(X, np.ma.masked_invalid(y)))
+
+
+def test_random_keys_as_rows():
+    _assert_refused(linear, "argument 'y' has dtype key", args=(X, jax.random.split(jax.random.key(0), N)))
+
+
+# -- Refusals: values in Python ----------------------------------------------------------------------------------------
+
+_IN_PYTHON = {
+    "branch": lambda g: 1.0 if g[0] > 1 else 2.0,
+    "float": lambda g: float(g[0]),
+    "number_of_groups": lambda g: float(len(np.unique(g))),
+    "jax_unique": lambda g: float(len(jnp.unique(g))),
+    "largest": lambda g: 1.0 * sum(range(g.max())),
+    "item": lambda g: g.max().item(),
+    "boolean_index": lambda g: g[g > 1].sum(),
+    "numpy_index": lambda g: np.ones(4)[g].sum(),
+    "plate_size": lambda g: jnp.ones(g.max() + 1).sum(),
+}
+
+
+@pytest.mark.parametrize("kind", _IN_PYTHON)
+def test_values_used_in_python(kind):
+    def model(y, g):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(mu, 1.0 + _IN_PYTHON[kind](g)), obs=y)
+
+    _assert_refused(model, "needs the values of an array argument in Python", "beforehand", args=(y, g))
+
+
+# -- Refusals: what is a row? ------------------------------------------------------------------------------------------
+
+
+def test_param_site():
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        sigma = numpyro.param("sigma", 1.0, constraint=dist.constraints.positive)
+        numpyro.sample("y", dist.Normal(mu, sigma), obs=y)
+
+    _assert_refused(model, "'sigma' is a numpyro.param site", "numpyro.sample", args=(y,))
+    lifted = lift(model, prior={"sigma": dist.HalfNormal(1.0)})
+    assert set(separate(lifted, (y,)).prototype) == {"mu", "sigma"}
+
+
+def test_random_model():
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(mu + jax.random.normal(numpyro.prng_key()), 1.0), obs=y)
+
+    _assert_refused(model, "numpyro.prng_key", args=(y,))
+
+
+def test_ambiguous_row_plate():
+    def model(Y):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("patients", Y.shape[0], dim=-2), numpyro.plate("visits", Y.shape[1], dim=-1):
+            numpyro.sample("Y", dist.Normal(mu, 1.0), obs=Y)
+
+    square = _rng.normal(size=(5, 5))
+    _assert_refused(model, "'patients' (5)", "'visits' (5)", "row_plate=", args=(square,))
+    assert separate(model, (square,), row_plate="patients").row_plate == "patients"
+    _assert_refused(model, "'Y'", args=(_rng.normal(size=(4, 5)),))
+    # Rows on the second axis cannot be had, however they are called.
+    _refusal(model, (_rng.normal(size=(4, 5)),), row_plate="visits")
+    _refusal(model, (square,), row_plate="visits")
+
+
+def test_transposed_outcomes():
+    def in_plates(X, Y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        with numpyro.plate("items", Y.shape[0], dim=-2), numpyro.plate("rows", Y.shape[1], dim=-1):
+            numpyro.sample("Y", dist.Normal(X @ b, 1.0), obs=Y)
+
+    def bare(X, Y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        numpyro.sample("Y", dist.Normal(X @ b, 1.0), obs=Y)
+
+    for items in (4, 9):
+        Y = _rng.normal(size=(items, N))
+        _assert_refused(in_plates, "row_plate=", args=(X, Y))
+        _assert_refused(in_plates, "axis", "leading axis", args=(X, Y), row_plate="rows")
+        _assert_refused(bare, "'X' (7, 3)", "transposed", args=(X, Y))
+
+
+def test_transposed_covariates():
+    def model(X, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        numpyro.sample("y", dist.Normal(b @ X, 1.0), obs=y)
+
+    _assert_refused(model, "argument 'X' has shape (3, 7)", "transposed", args=(X.T, y))
+
+
+def test_tables_of_different_length():
+    def model(y, other):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+        with numpyro.plate("others", other.shape[0]):
+            numpyro.sample("other", dist.Normal(mu, 1.0), obs=other)
+
+    _assert_refused(model, "different leading axes (5, 7)", "row_plate=", args=(y, np.ones(5)))
+    _assert_refused(model, "'other' is observed with 'other'", "public", args=(y, np.ones(5)), row_plate="rows")
+    separated = separate(model, (y, np.ones(5)), row_plate="rows", private_args=["y"])
+    assert separated.row_sites == {"y"}
+    assert [a.name for a in separated.public_arguments()] == ["other"]
+
+
+def test_nothing_observed():
+    def model(X, y=None):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=X @ b), obs=y)
+
+    _assert_refused(model, "no site of the model is observed", "`obs=`", args=(X,))
+    _assert_refused(model, "no site of the model is observed", "`obs=`", args=(X, None))
+
+
+def test_outcomes_that_are_no_argument():
+    def model(X):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        numpyro.sample("y", dist.Normal(b.sum(), 1.0), obs=0.0)
+
+    _assert_refused(model, "no observed site is computed from an array argument", args=(X,))
+
+
+def test_no_latent_site():
+    _assert_refused(lambda y: numpyro.sample("y", dist.Normal(0, 1), obs=y), "no latent site", args=(y,))
+
+
+def test_empty_table():
+    _assert_refused(linear, "argument 'y' has no rows", args=(X[:0], y[:0]))
+
+
+def test_fixed_latents():
+    def model(X, y):
+        numpyro.sample("a", dist.Normal(0, 1))
+        linear(X, y)
+
+    assert set(separate(condition(model, data={"a": 0.5}), (X, y)).prototype) == {"b"}
+    # An array may as well be a table.
+    _assert_refused(condition(model, data={"b": jnp.zeros(3)}), "'b' is observed with an array", "to fix a parameter")
+    # As in NumPyro, an inference kernel overrides `substitute`.
+    assert set(separate(substitute(model, data={"b": jnp.zeros(3)}), (X, y)).prototype) == {"a", "b"}
+
+
+def test_one_message_lists_all_problems():
+    def model(X, y):
+        theta = numpyro.sample("theta", dist.Normal(y.mean(), 1.0))
+        phi = numpyro.sample("phi", dist.Uniform(0, jnp.max(X)))
+        with numpyro.plate("rows", X.shape[0]):
+            effect = numpyro.sample("effect", dist.Normal(0, 1))
+            numpyro.sample("y", dist.Normal(theta + phi + effect, 1.0), obs=y)
+        numpyro.factor("loss", -jnp.abs(jnp.sum(y)))
+
+    with pytest.raises(UnsupportedModelError) as info:
+        separate(model, (X, y))
+    assert len(info.value.problems) == 4
+    for k, words in enumerate(["'effect'", "'theta'", "'phi'", "'loss'"], 1):
+        assert any(
+            f"  {i}. " in line and words in line for i in range(1, 5) for line in str(info.value).splitlines()
+        ), k
+
+
+def test_errors_of_the_model_itself_come_through():
+    def model(X, y):
+        raise KeyError("a mistake in the model")
+
+    with pytest.raises(KeyError, match="a mistake"):
+        separate(model, (X, y))
+
+
+# -- Options -----------------------------------------------------------------------------------------------------------
+
+
+def test_row_plate_must_exist():
+    _assert_refused(
+        linear, "row_plate='persons' is not a plate of the model; its plates are: 'rows'", row_plate="persons"
+    )
+
+
+def test_row_plate_of_groups_is_refused():
+    case = BY_NAME["hierarchical"]
+    _assert_refused(case.model, "no argument is private", "plate 'groups'", args=case.args, row_plate="groups")
+
+
+def test_private_args():
+    def model(X, y, knots):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        numpyro.sample("y", dist.Normal(X @ b + jnp.sum(knots), 1.0), obs=y)
+
+    args = (X, y, np.ones(N))
+    assert [a.name for a in separate(model, args, private_args=["X", "y"]).private_arguments()] == ["X", "y"]
+    assert [a.name for a in separate(model, args, private_args=("X", "y")).public_arguments()] == ["knots"]
+    _assert_refused(model, "private_args=", args=args)  # as many knots as rows: which are they?
+    _assert_refused(model, "private_args names 'z'", "'X', 'y', 'knots'", args=args, private_args=["X", "z"])
+    _assert_refused(model, "'X'", "not listed in `private_args=`", args=args, private_args="y")
+    _assert_refused(model, "'y'", args=args, private_args="X")
+
+
+def test_private_args_within_a_tree():
+    case = BY_NAME["pytree_data"]
+    whole = separate(case.model, case.args, case.kwargs, private_args=["data"])
+    leaves = separate(case.model, case.args, case.kwargs, private_args=["data['y']", "data['X']['dense']"])
+    assert whole.private_arguments() == leaves.private_arguments()
+    assert [a.name for a in whole.private_arguments()] == ["data['X']['dense']", "data['y']"]
+
+
+def test_names_of_arguments():
+    def model(X, *more, y, **others):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        numpyro.sample("y", dist.Normal(X @ b + more[0] + others["offset"], 1.0), obs=y)
+
+    separated = separate(model, (X, y), {"y": y, "offset": y})
+    assert [a.name for a in separated.arguments] == ["X", "args[1]", "offset", "y"]
+    wrapped = seed(functools.partial(scale(linear, scale=0.5)), 0)
+    assert [a.name for a in separate(wrapped, (X, y)).arguments] == ["X", "y"]
+
+
+# -- Sizes and dtypes at the edges -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_few_rows(n):
+    """Here n meets the number of columns, of groups, and the sizes of the synthetic tables."""
+    separated = separate(linear, (X[:n], y[:n]))
+    assert separated.num_rows == n
+    case = BY_NAME["hierarchical"]
+    args = (*(a[:n] for a in case.args[:3]), 4)
+    assert separate(case.model, args).num_rows == n
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.float16, np.complex64, bool, jnp.bfloat16])
+def test_dtypes(dtype):
+    def model(X, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        numpyro.sample("y", dist.Normal(jnp.abs(X) @ b, 1.0), obs=y)
+
+    separated = separate(model, (jnp.asarray(X).astype(dtype), y))
+    assert separated.arguments[0].dtype == dtype
+
+
+def test_scalars_are_public():
+    def model(y, a, b, c, key):
+        mu = numpyro.sample("mu", dist.Normal(a, b).expand([int(c)]))
+        numpyro.sample("y", dist.Normal(mu.sum() + jax.random.normal(key), 1.0), obs=y)
+
+    args = (y, np.float64(1.0), jnp.array(2.0), np.array(3), jax.random.key(0))
+    assert [a.name for a in separate(model, args).private_arguments()] == ["y"]
+
+
+def test_rows_that_few_models_have():
+    """Synthetic rows have to be found on which these densities are finite."""
+
+    def matrices(S):
+        a = numpyro.sample("a", dist.LogNormal(0, 1))
+        with numpyro.plate("rows", S.shape[0]):
+            numpyro.sample("S", dist.Wishart(5.0, scale_matrix=a * jnp.eye(2)), obs=S)
+
+    def intervals(start, stop):
+        rate = numpyro.sample("rate", dist.Gamma(1.0, 1.0))
+        with numpyro.plate("rows", start.shape[0]):
+            numpyro.factor("f", jnp.log(stop - start) * rate)
+
+    def years(year):
+        rate = numpyro.sample("rate", dist.Gamma(1.0, 1.0))
+        with numpyro.plate("rows", year.shape[0]):
+            numpyro.factor("f", jnp.where(year >= 1900, jnp.log(year - 1899.0) * rate, -jnp.inf))
+
+    assert separate(matrices, (np.stack([np.eye(2)] * N),)).row_sites == {"S"}
+    assert separate(intervals, (y, y + 1)).row_sites == {"f"}
+    assert separate(years, (np.arange(1990, 1990 + N),)).row_sites == {"f"}
+
+    def nowhere(y):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(mu + jnp.log(-jnp.abs(y) - 1), 1.0), obs=y)
+
+    _assert_refused(nowhere, "'y' is not finite on any synthetic rows", "ordinary data", args=(y,))
+
+
+def test_deterministic_trees():
+    def model(X, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        numpyro.deterministic("tree", {"b": b, "first": b[0]})
+        numpyro.deterministic("leaky", {"b": b, "mean": jnp.mean(X @ b)})
+        numpyro.sample("y", dist.Normal(X @ b, 1.0), obs=y)
+
+    separated = separate(model, (X, y))
+    assert set(separated.dropped_sites) == {"leaky"}
+    assert set(separated.constrain((X, y), {})(separated.prototype)) == {"b", "tree"}
+
+
+def test_hidden_sites():
+    _assert_refused(block(linear, hide=["y"]), "no site of the model is observed")
+    _assert_refused(block(linear, hide=["b"]), "`block`", "random")
+
+
+def test_one_site_per_row():
+    def model(X, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        for i in range(X.shape[0]):
+            numpyro.sample(f"y{i}", dist.Normal(X[i] @ b, 1.0), obs=y[i])
+
+    _assert_refused(model, "exists only for some numbers of rows: 'y1', 'y2', 'y3'", "plate")
+
+
+def test_attributes_that_are_called_like_globals():
+    record = types.SimpleNamespace(X=1.0)
+
+    def model(table):
+        b = numpyro.sample("b", dist.Normal(0, record.X).expand([3]))
+        numpyro.sample("y", dist.Normal(table["X"] @ b, 1.0), obs=table["y"])
+
+    assert separate(model, ({"X": X, "y": y},)).num_rows == N
+
+
+# -- No private value is read ------------------------------------------------------------------------------------------
+
+
+def _outcome(model, args, **options):
+    try:
+        separated = separate(model, args, **options)
+    except UnsupportedModelError as error:
+        return str(error)
+    return vars(separated) | {"prototype": jax.tree.map(jnp.shape, separated.prototype)}
+
+
+def _mixing(X, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+    numpyro.sample("y", dist.Normal((X - X.mean(0)) @ b, 1.0), obs=y)
+
+
+def _bad_prior(X, y):
+    b = numpyro.sample("b", dist.Normal(0, jnp.std(X)))
+    numpyro.sample("y", dist.Normal(b, 1.0), obs=y)
+
+
+def _positive_outcomes(X, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+    numpyro.sample("y", dist.Gamma(2.0, jnp.exp(X @ b)), obs=y)
+
+
+def _branching(X, y):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Normal(b if y[0] > 0 else -b, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("model", [linear, _positive_outcomes, _mixing, _bad_prior, _branching])
+def test_outcome_is_the_same_for_all_private_values(model):
+    with jax.enable_x64(False):
+        expected = _outcome(model, (X, y))
+        for value in (np.nan, -1e30, 0.0):
+            assert _outcome(model, (np.full_like(X, value), np.full_like(y, value))) == expected
+        # Arrays whose values are gone, and shapes without values.
+        gone = tuple(jnp.array(a) for a in (X, y))
+        jax.tree.map(lambda a: a.delete(), gone)
+        assert _outcome(model, gone) == expected
+        shapes = tuple(jax.ShapeDtypeStruct(a.shape, np.float32) for a in (X, y))
+        assert _outcome(model, shapes) == expected
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.pmap], ids=["jit", "vmap", "pmap"])
+def test_separating_while_tracing(transform):
+    """As when the arguments of a run are compiled, or under parallel chains."""
+    case = BY_NAME["public_and_row_data"]
+    args = case.args if transform is jax.jit else jax.tree.map(lambda a: a[None], case.args)
+    found = []
+
+    def run(args):
+        separated = separate(case.model, args)
+        found.append(separated)
+        z = separated.ravel(separated.prototype)
+        terms = _terms(separated, args, {})(z, separated.rows(args, {}))
+        return separated.log_prior(args, {})(z) + terms.sum()
+
+    value = np.squeeze(transform(run)(args))
+    (separated,) = {id(s): s for s in found}.values()
+    assert not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(separated.prototype))
+    expected = -potential_energy(case.model, case.args, {}, separated.prototype)
+    np.testing.assert_allclose(value, expected, rtol=1e-4)
+
+
+def test_separating_while_tracing_something_else():
+    """Closed-over arguments, as in NumPyro's parallel chains."""
+
+    @jax.jit
+    def run(z):
+        separated = separate(linear, (X, y))
+        return separated.log_prior((X, y), {})(z)
+
+    assert jnp.isfinite(run(jnp.zeros(3)))
+
+
+def test_hostile_rows_neither_warn_nor_raise():
+    """NumPyro validates concrete values; out-of-support rows would show in a warning."""
+    model, bad = _positive_outcomes, (X, -np.abs(y))
+    separated = separate(model, bad)
+    z = jnp.zeros(3)
+    density = separated.row_log_density(bad, {})
+    rows = separated.rows(bad, {})
+    density(z, tuple(r[:1] for r in rows))
+    jax.vmap(density, (None, 0))(z, tuple(r[:, None] for r in rows))
+
+
+# -- What ArviZ and Predictive may see ---------------------------------------------------------------------------------
+
+
+def test_released_model_observes_nothing():
+    for name in ("logistic", "row_factor"):
+        case = BY_NAME[name]
+        sites = trace(seed(released_model(case.model), 0)).get_trace(*case.args, **case.kwargs)
+        assert not any(site["type"] == "sample" and site["is_observed"] for site in sites.values())
+    case = BY_NAME["logistic"]
+    drawn = Predictive(released_model(case.model), num_samples=2)(jax.random.key(0), *case.args)
+    assert drawn["y"].shape == (2, N)
