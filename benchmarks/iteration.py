@@ -56,7 +56,9 @@ def main() -> None:
     parser.add_argument("--num-steps", type=int, default=10, help="leapfrog steps")
     parser.add_argument("--iterations", type=int, default=10, help="timed together")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--memory", action="store_true", help="run the private sampler only, and report its peak memory")
+    parser.add_argument(
+        "--memory", action="store_true", help="run the private sampler only, and report its peak memory"
+    )
     options = parser.parse_args()
 
     before = peak_memory()

@@ -9,4 +9,4 @@ from numpyro_dp.model import UnsupportedModelError
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["DPHMC", "DPPenalty", "MCMC", "PrivacyBudgetError", "PrivacyReport", "UnsupportedModelError", "to_arviz"]
+__all__ = ["DPHMC", "MCMC", "DPPenalty", "PrivacyBudgetError", "PrivacyReport", "UnsupportedModelError", "to_arviz"]

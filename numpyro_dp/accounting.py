@@ -122,7 +122,7 @@ def releases_rho(noise_multiplier: float, count: int) -> float:
 
 
 def noise_multiplier_for(rho: float, count: int) -> float:
-    """The smallest noise multiplier at which `count` releases cost at most `rho`, rounded up; 0 if `rho` is infinite."""
+    """The smallest noise multiplier at which `count` releases cost at most `rho`, rounded up; 0 for infinite `rho`."""
     _check(count > 0, f"count must be positive, got {count}")
     _check(rho > 0, f"rho must be positive, got {rho}")
     if rho == math.inf:

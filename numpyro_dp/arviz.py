@@ -37,7 +37,9 @@ def to_arviz(
     """
     kernel = mcmc.sampler
     if not isinstance(kernel, DPKernel):
-        raise TypeError(f"to_arviz needs a run of a private kernel, got one of {type(kernel).__name__}; use az.from_numpyro")
+        raise TypeError(
+            f"to_arviz needs a run of a private kernel, got one of {type(kernel).__name__}; use az.from_numpyro"
+        )
     report = kernel.privacy
     stats = dict(mcmc.get_extra_fields(group_by_chain=True))
     kept = _number_of_draws(stats.get("exhausted"))
@@ -77,7 +79,7 @@ def _number_of_draws(exhausted: Any) -> int | None:
     if made == 0:
         raise ValueError("the privacy budget was used up before the first draw: there is no posterior to convert")
     warnings.warn(
-        f"the privacy budget was used up after {made} of {exhausted.shape[1]} draws; the rest are copies and are left out",
+        f"the privacy budget was used up after {made} of {exhausted.shape[1]} draws; the rest are copies, and left out",
         RuntimeWarning,
         stacklevel=3,
     )
@@ -92,8 +94,8 @@ def _plate_dims(model: Callable, args: tuple, kwargs: dict) -> dict[str, list[st
 
     def run(arrays: list) -> int:
         supply = iter(arrays)
-        traced_args, traced_kwargs = treedef.unflatten(
-            [next(supply) if flag else leaf for leaf, flag in zip(leaves, is_array, strict=True)]
+        traced_args, traced_kwargs = jax.tree.unflatten(
+            treedef, [next(supply) if flag else leaf for leaf, flag in zip(leaves, is_array, strict=True)]
         )
         sites = trace(substitute(seed(model, 0), substitute_fn=init_to_sample)).get_trace(*traced_args, **traced_kwargs)
         for name, site in sites.items():

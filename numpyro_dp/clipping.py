@@ -103,7 +103,9 @@ def clipped_sum(
 
     zero = jnp.zeros(result.shape, result.dtype if not clip else jnp.int32)
     total = lax.fori_loop(0, -(-num_rows // chunk), add_chunk, (zero,) if not clip else (zero, zero))
-    return ClippedSum(*total, jnp.asarray(bound, result.dtype)) if clip else UnclippedSum(*total)
+    if not clip:
+        return UnclippedSum(total[0])
+    return ClippedSum(total[0], total[1], jnp.asarray(bound, result.dtype))
 
 
 def chunk_rows(width: int) -> int:
@@ -170,7 +172,7 @@ def require_correct_sums() -> None:
         )
     if not _known_sums_are_right(jax.default_backend(), jax.config.jax_enable_x64):
         raise BrokenCompilerError(
-            f"jaxlib {version} fails a known-answer test of summation on {jax.default_backend()}: install another version"
+            f"jaxlib {version} fails a known-answer test of summation on {jax.default_backend()}: install another one"
         )
 
 

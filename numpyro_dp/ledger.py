@@ -10,6 +10,7 @@ releases nothing.
 import dataclasses
 import json
 import math
+import textwrap
 import threading
 import warnings
 import weakref
@@ -130,7 +131,18 @@ class Ledger:
         self._warned = False
 
     @property
-    def plan(self) -> Plan | None:
+    def committed(self) -> bool:
+        """Whether there is a plan yet."""
+        return self._plan is not None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan.
+
+        :raises RuntimeError: before it is committed.
+        """
+        if self._plan is None:
+            raise RuntimeError("no privacy budget is committed yet: it is when the kernel is initialised, by `run`")
         return self._plan
 
     @property
@@ -173,7 +185,7 @@ class Ledger:
     def left(self) -> dict[str, int]:
         """Releases of each kind that the plan still allows."""
         with self._lock:
-            return {kind: count - self._spent[kind] for kind, count in self._plan.counts.items()}
+            return {kind: count - self._spent[kind] for kind, count in self.plan.counts.items()}
 
     def require(self, counts: Mapping[str, int], what: str) -> None:
         """Check that `counts` releases are left.
@@ -185,13 +197,13 @@ class Ledger:
                 "this kernel is a copy or was unpickled: it keeps results, not budget, which stays with the original. "
                 "Make a new kernel with a budget of its own"
             )
-        left = self.left()
+        plan, left = self.plan, self.left()
         short = [kind for kind, count in counts.items() if left[kind] < count]
-        if short and self._plan.private:
+        if short and plan.private:
             listed = ", ".join(f"{left[kind]} of {counts[kind]} {kind} releases" for kind in short)
             raise PrivacyBudgetError(
-                f"the privacy budget (eps={self._plan.eps:g}, planned for {self._plan.num_chains} chain(s) of "
-                f"{self._plan.num_iterations} iterations) does not allow {what}: {listed} left. Nothing was released. "
+                f"the privacy budget (eps={plan.eps:g}, planned for {plan.num_chains} chain(s) of "
+                f"{plan.num_iterations} iterations) does not allow {what}: {listed} left. Nothing was released. "
                 "Keep part of the budget for later runs by giving the kernel `num_iterations=` larger than one run "
                 "needs, or make a new kernel, whose eps adds to this one"
             )
@@ -207,16 +219,15 @@ class Ledger:
         :param shapes: shape of the noise for each kind, ``(releases, dimension)`` or ``(releases,)``.
         :param nonce: see `NoiseSource.draw`.
         """
-        plan = self._plan
+        plan, source = self.plan, self._noise
         if not plan.private:
             with self._lock:
                 for kind, count in counts.items():
                     self._spent[kind] += count
             return True, {}
         with self._lock:
-            granted = self._noise is not None and all(
-                self._spent[kind] + count <= plan.counts[kind] for kind, count in counts.items()
-            )
+            granted = all(self._spent[kind] + count <= plan.counts[kind] for kind, count in counts.items())
+            granted = granted and source is not None
             if granted:  # charged before any noise exists
                 for kind, count in counts.items():
                     self._spent[kind] += count
@@ -230,10 +241,10 @@ class Ledger:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        if not granted:
+        if not granted or source is None:
             return False, {kind: np.zeros((2, *shape), np.int32) for kind, shape in shapes.items()}
         return True, {
-            kind: self._noise.draw(
+            kind: source.draw(
                 shape, plan.noise_multipliers[kind], plan.neighboring_relation, kind.encode() + b"\0" + nonce
             )
             for kind, shape in shapes.items()
@@ -374,7 +385,7 @@ class PrivacyReport:
         for name, reason in self.dropped_sites.items():
             lines.append(f"  left out     site '{name}' ({reason})")
         lines += [f"  assumes      {assumption}" for assumption in self.assumptions]
-        return "\n".join(lines)
+        return "\n".join(textwrap.fill(line, 110, subsequent_indent=" " * 15) for line in lines)
 
 
 def _plain(value: Any) -> Any:

@@ -46,7 +46,8 @@ class MCMC(numpyro_mcmc.MCMC):
         finally:
             # Also after an error or an interrupt. What remains has the shapes that ArviZ needs, and nothing private.
             self._args, self._kwargs = self.sampler.without_data(args, kwargs)
-            self._cache, self._init_state_cache = {}, {}
+            self._cache.clear()
+            self._init_state_cache.clear()
 
     def _num_steps_of_this_run(self) -> int:
         if self._warmup_state is not None:

@@ -1121,6 +1121,8 @@ _SYNTHETIC_VALUES: dict[str, Callable] = {
     "unit": lambda rng, shape: rng.uniform(0.05, 0.95, shape),
     "positive": lambda rng, shape: rng.gamma(2.0, size=shape),
     "simplex": lambda rng, shape: rng.dirichlet(np.ones(shape[-1]), shape[:-1]) if shape[-1] else np.zeros(shape),
+    "binary": lambda rng, shape: rng.integers(0, 2, shape).astype(float),  # outcomes are often whole numbers in floats
+    "counts": lambda rng, shape: rng.integers(0, 6, shape).astype(float),
     "wide": lambda rng, shape: 30 * rng.normal(size=shape),
     "large": lambda rng, shape: 200 * rng.gamma(2.0, size=shape),
     "matrix": lambda rng, shape: _covariances(rng, shape) if shape[-2:-1] == shape[-1:] else rng.normal(size=shape),

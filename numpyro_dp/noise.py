@@ -100,6 +100,6 @@ def release(total: ClippedSum | UnclippedSum, noise: GridNoise | None) -> jax.Ar
     return (hi.astype(dtype) * _LIMB + lo.astype(dtype)) * step
 
 
-def noise_scale(bound: jax.Array, noise_multiplier: jax.Array, neighboring_relation: str) -> jax.Array:
+def noise_scale(bound: jax.Array | float, noise_multiplier: jax.Array, neighboring_relation: str) -> jax.Array:
     """Standard deviation, in real units, of the noise in a release of a sum clipped at `bound`."""
     return noise_multiplier * (sensitivity_steps(neighboring_relation) / GRID) * jnp.asarray(bound)

@@ -88,7 +88,8 @@ def test_budget_golden_values(eps, delta, rho, zcdp):
 
 
 @pytest.mark.parametrize(
-    ("multiplier_over_root_n", "eps", "iterations"), [(0.17, 4, 2028), (0.17, 15, 19180), (0.05, 4, 175), (0.05, 15, 1659)]
+    ("multiplier_over_root_n", "eps", "iterations"),
+    [(0.17, 4, 2028), (0.17, 15, 19180), (0.05, 4, 175), (0.05, 15, 1659)],
 )
 def test_iterations_of_the_published_penalty_runs(multiplier_over_root_n, eps, iterations):
     noise_multiplier = multiplier_over_root_n * math.sqrt(1e5)

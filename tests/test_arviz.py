@@ -31,11 +31,14 @@ def model(X, y=None, group=None, num_groups=3):
 @pytest.fixture(scope="module")
 def mcmc():
     mcmc = MCMC(
-        DPHMC(model, eps=8.0), num_warmup=20, num_samples=50, num_chains=2, chain_method="vectorized", progress_bar=False
+        DPHMC(model, eps=8.0),
+        num_warmup=20,
+        num_samples=50,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
     )
-    mcmc.run(
-        jax.random.key(0), X, y=Y, group=GROUP, extra_fields=("noise_scale", "adapt_state.step_size", "carry")
-    )
+    mcmc.run(jax.random.key(0), X, y=Y, group=GROUP, extra_fields=("noise_scale", "adapt_state.step_size", "carry"))
     return mcmc
 
 

@@ -73,7 +73,9 @@ def reference(make):
 
 def assert_same_draws(first, second, **tolerance):
     for name, draws in first.get_samples(group_by_chain=True).items():
-        np.testing.assert_allclose(draws, second.get_samples(group_by_chain=True)[name], **(tolerance or {"rtol": 1e-4}))
+        np.testing.assert_allclose(
+            draws, second.get_samples(group_by_chain=True)[name], **(tolerance or {"rtol": 1e-4})
+        )
 
 
 @every_kernel
@@ -278,9 +280,7 @@ def test_the_noise_is_that_of_the_report(relation):
     assert accepted.any() or True
     multiplier = mcmc.privacy.releases["ratio"]["noise_multiplier"]
     sensitivity = {"replace_one": 2, "add_or_remove_one": 1}[relation] * 0.7 * distance
-    np.testing.assert_allclose(
-        extra["noise_scale"][:, 1:][accepted], (multiplier * sensitivity)[accepted], rtol=1e-4
-    )
+    np.testing.assert_allclose(extra["noise_scale"][:, 1:][accepted], (multiplier * sensitivity)[accepted], rtol=1e-4)
 
 
 @few_kernels

@@ -120,8 +120,13 @@ def test_without_the_penalty_the_posterior_is_wrong(make, monkeypatch):
 
 def test_an_independent_gradient_after_rejection_would_be_a_bug():
     """`leapfrog="reuse"` keeps the gradient of a rejected proposal's start."""
-    kernel = DPHMC(conjugate, **{**HMC, "num_chains": 50, "step_size": 2.5}, clip_grad=10.0, noise_multiplier_grad=0.2,
-                   leapfrog="reuse")
+    kernel = DPHMC(
+        conjugate,
+        **{**HMC, "num_chains": 50, "step_size": 2.5},
+        clip_grad=10.0,
+        noise_multiplier_grad=0.2,
+        leapfrog="reuse",
+    )
     keys = jax.random.split(jax.random.key(0), 50)
     state = kernel.init(keys, 0, None, (Y,), {})
     step = jax.jit(lambda s: kernel.sample(s, (Y,), {}))

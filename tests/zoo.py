@@ -516,6 +516,9 @@ class Model:
 
 
 CASES = [
+    Case("float_binary_outcome", logistic, (_normal(N, 3), _binary(N).astype(float))),
+    Case("float_count_outcome", hard_coded_plate, (_normal(N, 3), _counts(N).astype(float))),
+    Case("float_mixed_outcomes", two_outcomes, (_normal(N, 3), _binary(N).astype(float), _counts(N).astype(float))),
     Case("logistic", logistic, (_normal(N, 3), _binary(N))),
     Case("logistic_kwargs", logistic, (), {"X": _normal(N, 3), "y": _binary(N)}),
     Case("linear_without_plate", linear_without_plate, (_normal(N, 3), _normal(N))),

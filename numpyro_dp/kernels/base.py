@@ -27,6 +27,9 @@ from numpyro_dp.ledger import Ledger, Plan, PrivacyReport, plan_for_budget, plan
 from numpyro_dp.model import SeparableModel, released_model, separate
 from numpyro_dp.noise import GridNoise, NoiseSource
 
+DEFAULT_CLIP = 1.0
+"""For rows whose log densities have slopes of about 1 in unconstrained space; the report says where it was used."""
+
 
 class DPState(NamedTuple):
     """State of a private chain. Every field is released: it depends on the table through noisy clipped sums only.
@@ -55,7 +58,7 @@ class DPState(NamedTuple):
     exhausted: jax.Array
     adapt_state: Any
     carry: Any
-    rng_key: jax.Array | None
+    rng_key: Any
 
 
 class Transition(NamedTuple):
@@ -110,7 +113,7 @@ class DPKernel(MCMCKernel):
         *,
         noise_multipliers: Mapping[str, float | None],
         shares: Mapping[str, float],
-        clips: Mapping[str, float],
+        clips: Mapping[str, float | None],
         neighboring_relation: str,
         num_iterations: int | None,
         num_chains: int,
@@ -131,6 +134,8 @@ class DPKernel(MCMCKernel):
         _check_positive_int("num_iterations", num_iterations, optional=True)
         _check_positive_int("num_chains", num_chains)
         private = eps is None or eps < math.inf
+        self._default_clips = tuple(name for name, clip in clips.items() if clip is None)
+        clips = {name: DEFAULT_CLIP if clip is None else clip for name, clip in clips.items()}
         for name, clip in clips.items():
             if not clip > 0:
                 raise ValueError(f"clip_{name} must be positive, got {clip}")
@@ -178,7 +183,14 @@ class DPKernel(MCMCKernel):
 
     @abstractmethod
     def _transition(
-        self, target: PrivateTarget, grant: Grant, rng_key: jax.Array, i: jax.Array, z: jax.Array, adapt: Any, carry: Any
+        self,
+        target: PrivateTarget,
+        grant: Grant,
+        rng_key: jax.Array,
+        i: jax.Array,
+        z: jax.Array,
+        adapt: Any,
+        carry: Any,
     ) -> Transition:
         """One iteration from the flat unconstrained point `z`."""
 
@@ -224,7 +236,7 @@ class DPKernel(MCMCKernel):
         """One iteration. Without a grant from the ledger the state stays as it is and says so."""
         model_kwargs = {} if model_kwargs is None else model_kwargs
         separated = self._separate(model_args, model_kwargs)
-        if self._ledger.plan is None:
+        if not self._ledger.committed:
             raise RuntimeError("this kernel was not initialised: call `init` first, or use it in an MCMC")
         step = partial(self._step, separated, PrivateTarget(separated, model_args, model_kwargs))
         return jax.vmap(step)(state) if jnp.ndim(state.i) else step(state)
@@ -236,11 +248,7 @@ class DPKernel(MCMCKernel):
 
     def get_diagnostics_str(self, state: DPState) -> str:
         plan = self._ledger.plan
-        budget = (
-            f"eps {self.privacy.eps_spent:.3g} of {plan.eps:.3g} spent"
-            if plan is not None and plan.private
-            else "not private"
-        )
+        budget = f"eps {self._eps_spent(plan):.3g} of {plan.eps:.3g} spent" if plan.private else "not private"
         return f"{budget}, acc. prob={state.mean_accept_prob:.2f}, step size {state.adapt_state.step_size:.2e}"
 
     # -- The budget --------------------------------------------------------------------------------------------------
@@ -250,7 +258,7 @@ class DPKernel(MCMCKernel):
 
         :param num_iterations: iterations of one chain, warmup included.
         """
-        if self._num_iterations is None and self._ledger.plan is None:
+        if self._num_iterations is None and not self._ledger.committed:
             self._num_iterations, self._num_chains = num_iterations, num_chains
 
     def require_budget(self, num_iterations: int, num_chains: int, model_args: tuple, model_kwargs: dict) -> None:
@@ -273,10 +281,10 @@ class DPKernel(MCMCKernel):
     def privacy(self) -> PrivacyReport:
         """The guarantee and what it rests on, see `PrivacyReport`. Known once the kernel has been initialised."""
         jax.effects_barrier()  # chains may still be running: count what they have released
-        plan, separated = self._ledger.plan, self._last_separated
-        if plan is None or separated is None:
+        separated = self._last_separated
+        if separated is None or not self._ledger.committed:
             raise RuntimeError("there is no guarantee yet: it is fixed when the run starts. Call `run` first")
-        spent = self._ledger.spent()
+        plan, spent = self._ledger.plan, self._ledger.spent()
         rho_spent = plan.rho_of(spent) if plan.private else math.inf
         return PrivacyReport(
             eps=plan.eps,
@@ -296,7 +304,7 @@ class DPKernel(MCMCKernel):
                 }
                 for kind, count in plan.counts.items()
             },
-            eps_spent=min(gaussian_eps(plan.delta, rho_spent), plan.eps) if plan.private else math.inf,
+            eps_spent=self._eps_spent(plan),
             rho_spent=rho_spent,
             public_arguments=tuple(map(str, separated.public_arguments())),
             private_arguments=tuple(
@@ -309,6 +317,12 @@ class DPKernel(MCMCKernel):
             assumptions=self._assumptions(plan),
             kernel=type(self).__name__,
         )
+
+    def _eps_spent(self, plan: Plan) -> float:
+        if not plan.private:
+            return math.inf
+        # The committed eps covers everything; rounding up on the way must not show more.
+        return min(gaussian_eps(plan.delta, plan.rho_of(self._ledger.spent())), plan.eps)
 
     def _describe_noise(self, plan: Plan) -> str:
         if not plan.private:
@@ -326,19 +340,25 @@ class DPKernel(MCMCKernel):
 
     def _assumptions(self, plan: Plan) -> tuple[str, ...]:
         assumptions = [
-            "the model's code, its public arguments, init values, step sizes and clip bounds were not chosen by looking "
+            "the model, its public arguments, starting values, step sizes and clip bounds were not chosen by looking "
             "at the private rows",
-            "the table itself, the console and the memory of this process stay with the curator",
-            f"the posterior is exact only where no row's log density changes by more than clip_ratio = "
-            f"{self._clips['ratio']:g} per unit of distance; beyond that it is flattened",
+            "the table, the console and this process's memory stay with the curator",
+            f"the posterior is exact where no row's log density changes by more than clip_ratio = "
+            f"{self._clips['ratio']:g} per unit of distance in unconstrained space; beyond that it is flattened",
         ]
+        if self._default_clips:
+            names = " and ".join(f"clip_{name}" for name in self._default_clips)
+            assumptions.append(
+                f"{names} stayed at the default of {DEFAULT_CLIP:g}, not chosen for this model: privacy holds, but rows "
+                "may be clipped, and nobody has looked"
+            )
         if plan.neighboring_relation == "replace_one":
             assumptions.append("the number of rows is public")
         return tuple(assumptions)
 
     def _commit(self, separated: SeparableModel) -> None:
         self._last_separated = separated
-        if self._ledger.plan is not None:
+        if self._ledger.committed:
             return
         if self._num_iterations is None:
             raise ValueError(
@@ -347,7 +367,7 @@ class DPKernel(MCMCKernel):
                 "(model, eps=1.0, num_iterations=1500, num_chains=4), or use numpyro_dp.MCMC, which does it for you"
             )
         n = separated.num_rows
-        common = {
+        common: dict[str, Any] = {
             "delta": 0.1 / n if self._delta is None else self._delta,
             "neighboring_relation": self._neighboring_relation,
             "counts": self._releases(self._num_iterations, self._num_chains),
@@ -358,7 +378,8 @@ class DPKernel(MCMCKernel):
         if self._eps is not None:
             self._ledger.commit(plan_for_budget(eps=self._eps, shares=self._shares, **common))
         else:
-            self._ledger.commit(plan_for_noise(noise_multipliers=self._noise_multipliers, **common))
+            multipliers = {kind: value for kind, value in self._noise_multipliers.items() if value is not None}
+            self._ledger.commit(plan_for_noise(noise_multipliers=multipliers, **common))
 
     # -- One iteration -----------------------------------------------------------------------------------------------
 
@@ -450,9 +471,7 @@ class DPKernel(MCMCKernel):
         if self._num_warmup == 0 or not (self._adapt_step_size or self._adapt_mass_matrix):
             return adapt_state
         _, update = self._adapter()
-        return lax.cond(
-            i < self._num_warmup, lambda: update(i, accept_prob, (z,), adapt_state), lambda: adapt_state
-        )
+        return lax.cond(i < self._num_warmup, lambda: update(i, accept_prob, (z,), adapt_state), lambda: adapt_state)
 
     # -- The start ---------------------------------------------------------------------------------------------------
 

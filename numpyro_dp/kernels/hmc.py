@@ -58,10 +58,11 @@ class DPHMC(DPKernel):
     The arguments that `DPPenalty` has too mean the same here.
 
     :param clip_grad: largest norm of one row's gradient, in unconstrained space, that is counted in full. Clipped
-        gradients make worse proposals, not a wrong posterior.
+        gradients make worse proposals, not a wrong posterior; but where much is clipped the proposals may lead away
+        from the posterior, and hardly any is accepted. Default 1, and the report says so.
     :param step_size: of the leapfrog. Default ``1 / sqrt(n)`` (0.01 under add/remove); adapted in warmup from released
         decisions.
-    :param num_steps: leapfrog steps per iteration. Their number is fixed: each costs privacy.
+    :param num_steps: leapfrog steps per iteration, default 8. Their number is fixed: each costs privacy.
     :param trajectory_length: instead of `num_steps`: ``ceil(trajectory_length / step_size)`` steps at the given
         `step_size`, with which the length changes if the step size is adapted.
     :param leapfrog: ``"position"`` (default, the cheapest), ``"fresh"`` or ``"reuse"``.
@@ -80,8 +81,8 @@ class DPHMC(DPKernel):
         eps: float | None = None,
         delta: float | None = None,
         *,
-        clip_ratio: float = 1.0,
-        clip_grad: float = 1.0,
+        clip_ratio: float | None = None,
+        clip_grad: float | None = None,
         step_size: float | None = None,
         num_steps: int | None = None,
         trajectory_length: float | None = None,
@@ -92,7 +93,7 @@ class DPHMC(DPKernel):
         dense_mass: bool = False,
         adapt_step_size: bool = True,
         adapt_mass_matrix: bool = False,
-        target_accept_prob: float = 0.5,
+        target_accept_prob: float = 0.4,
         noise_multiplier_ratio: float | None = None,
         noise_multiplier_grad: float | None = None,
         neighboring_relation: str = "replace_one",
@@ -146,8 +147,8 @@ class DPHMC(DPKernel):
         return {"ratio": (1,), "grad": (self._num_steps + ends, num_params)}
 
     def _request(self, carry: HMCCarry) -> dict[str, jax.Array | int]:
-        first = {"position": 0, "fresh": 1, "reuse": 1 - carry.has_gradient.astype(jnp.int32)}[self._leapfrog]
-        return {"ratio": 1, "grad": self._num_steps + first}
+        first: dict[str, Any] = {"position": 0, "fresh": 1, "reuse": 1 - carry.has_gradient.astype(jnp.int32)}
+        return {"ratio": 1, "grad": self._num_steps + first[self._leapfrog]}
 
     def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> HMCCarry:
         return HMCCarry(random.bits(rng_key, dtype=jnp.uint32), jnp.zeros_like(z), jnp.array(False))
@@ -172,14 +173,14 @@ class DPHMC(DPKernel):
         z_new, p_new, new_gradient, first_gradient = self._integrate(
             gradient, grant.noise["grad"], z, p, step_size, adapt.inverse_mass_matrix, carry
         )
-        kinetic = (p @ _multiply(adapt.inverse_mass_matrix, p) - p_new @ _multiply(adapt.inverse_mass_matrix, p_new)) / 2
+        energies = [momentum @ _multiply(adapt.inverse_mass_matrix, momentum) / 2 for momentum in (p, p_new)]
         accepted, accept_prob, scale = penalty_test(
             target,
             grant,
             accept_key,
             z,
             z_new,
-            target.log_prior(z_new) - target.log_prior(z) + kinetic,
+            target.log_prior(z_new) - target.log_prior(z) + energies[0] - energies[1],
             self._clips["ratio"],
             self._neighboring_relation,
         )
@@ -250,7 +251,7 @@ def _num_leapfrog_steps(num_steps: int | None, trajectory_length: float | None, 
         if not 0 < trajectory_length < math.inf:
             raise ValueError(f"trajectory_length must be positive, got {trajectory_length}")
         return math.ceil(trajectory_length / step_size - 1e-9)
-    num_steps = 10 if num_steps is None else num_steps
+    num_steps = 8 if num_steps is None else num_steps
     if not isinstance(num_steps, int) or num_steps < 1:
         raise ValueError(f"num_steps must be a positive integer, got {num_steps!r}")
     return num_steps
@@ -262,6 +263,5 @@ def _multiply(matrix: jax.Array, vector: jax.Array) -> jax.Array:
 
 def _reverse_bits(x: jax.Array) -> jax.Array:
     for shift, mask in ((1, 0x55555555), (2, 0x33333333), (4, 0x0F0F0F0F), (8, 0x00FF00FF), (16, 0x0000FFFF)):
-        mask = jnp.uint32(mask)
-        x = ((x & mask) << shift) | ((x >> shift) & mask)
+        x = ((x & jnp.uint32(mask)) << shift) | ((x >> shift) & jnp.uint32(mask))
     return x

@@ -67,10 +67,12 @@ class DPPenalty(DPKernel):
     :param eps: budget of the whole run. ``inf`` runs without noise, and says that it is not private.
     :param delta: default ``0.1 / n`` under replace-one; to be given under add/remove.
     :param clip_ratio: largest change of one row's log density per unit of distance in unconstrained space that is
-        counted in full. For a generalised linear model with canonical link it is the largest norm of a row's
-        covariates times the largest residual. Larger is safer for the posterior, and needs more noise.
+        counted in full. Larger is safer for the posterior, and needs more noise. For a generalised linear model with
+        canonical link, the largest norm of a row's covariates times the largest residual is enough to clip nothing;
+        with `one_component`, the largest single covariate times that. Default 1, and the report says so.
     :param one_component: change one component at a time, chosen at random: shorter jumps, less noise.
-    :param guided: Gustafson's guided walk: a component keeps its direction until a rejection.
+    :param guided: Gustafson's guided walk: a component keeps its direction until a rejection. With `one_component` it
+        mixed best of the variants wherever we compared them (see ``python -m numpyro_dp.demo``).
     :param step_size: proposals have covariance ``step_size**2 * inverse_mass_matrix``. Default ``1 / sqrt(n)``
         (0.01 under add/remove, where n is private); adapted in warmup.
     :param inverse_mass_matrix: a number, a vector (d,), a matrix (d, d) with `dense_mass`, or a dict by site. Public.
@@ -95,7 +97,7 @@ class DPPenalty(DPKernel):
         eps: float | None = None,
         delta: float | None = None,
         *,
-        clip_ratio: float = 1.0,
+        clip_ratio: float | None = None,
         one_component: bool = False,
         guided: bool = False,
         step_size: float | None = None,
@@ -103,7 +105,7 @@ class DPPenalty(DPKernel):
         dense_mass: bool = False,
         adapt_step_size: bool = True,
         adapt_mass_matrix: bool = False,
-        target_accept_prob: float = 0.234,
+        target_accept_prob: float = 0.5,
         noise_multiplier_ratio: float | None = None,
         neighboring_relation: str = "replace_one",
         num_iterations: int | None = None,
