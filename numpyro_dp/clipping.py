@@ -36,8 +36,9 @@ GRID = 2**23
 """Steps per clip bound: float32 resolves no more."""
 
 _LIMB = 2**24  # a sum is hi * _LIMB + lo with 0 <= lo < _LIMB: exact in int32 for more than 1e9 rows
-_CHUNK_ELEMENTS = 2**19  # rows are taken in chunks of about this many numbers, which bounds the memory
-_CHUNK_ROWS = (2**8, 2**17)  # at most 2**19, so that sums of 12-bit halves fit in int32
+_CHUNK_ELEMENTS = 2**15  # rows are taken in chunks of about this many numbers, which bounds the memory
+_CHUNK_ROWS = (2**8, 2**17)
+_BLOCK = 128  # rows whose steps add up in int32: 128 * 2**23 = 2**30
 
 
 class ClippedSum(NamedTuple):
@@ -83,14 +84,13 @@ def clipped_sum(
 
     def chunk_sum(start: jax.Array, counted: jax.Array) -> tuple:
         slices = tuple(lax.dynamic_slice_in_dim(row, start, chunk)[:, None] for row in rows)
-        values = jax.vmap(per_row)(slices)
+        # Without the barrier the compiler computes every row's value once for its norm and again for the sum.
+        values = lax.optimization_barrier(jax.vmap(per_row)(slices))
         fresh = start + jnp.arange(chunk) >= counted
         if not clip:
             return (jnp.sum(jnp.where(_align(fresh, values), values, 0), 0),)
         steps = (_scalar_steps if values.ndim == 1 else _vector_steps)(values, bound)
-        steps = jnp.where(_align(fresh, steps), steps, 0)
-        # 12-bit halves: the sum of either over a chunk fits in int32.
-        return _normalize(jnp.sum(steps >> 12, 0, jnp.int32), jnp.sum(steps & 4095, 0, jnp.int32))
+        return _sum_steps(jnp.where(_align(fresh, steps), steps, 0))
 
     def add_chunk(k: jax.Array, total: tuple) -> tuple:
         counted = k * chunk
@@ -142,6 +142,14 @@ def _vector_steps(values: jax.Array, bound: jax.Array | float) -> jax.Array:
     # A norm that is not finite, or a factor that underflows against a huge row, would leave 0 * inf = NaN.
     usable = jnp.isfinite(norm_squared)
     return jnp.round(jnp.where(usable, scaled * factor, 0)).astype(jnp.int32)
+
+
+def _sum_steps(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Exact sum over the leading axis (at most 2**17 rows of at most `GRID` steps), in int32 throughout."""
+    blocks = -(-steps.shape[0] // _BLOCK)
+    padding = [(0, blocks * _BLOCK - steps.shape[0])] + [(0, 0)] * (steps.ndim - 1)
+    in_blocks = jnp.sum(jnp.pad(steps, padding).reshape(blocks, _BLOCK, *steps.shape[1:]), 1, jnp.int32)
+    return _normalize(jnp.sum(in_blocks >> 12, 0, jnp.int32), jnp.sum(in_blocks & 4095, 0, jnp.int32))
 
 
 def _normalize(high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:

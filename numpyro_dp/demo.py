@@ -426,9 +426,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m numpyro_dp.demo",
         description="A private posterior beside the exact one, on the RAND Health Insurance Experiment.",
     )
-    parser.add_argument("--eps", type=_positive_float, default=12.0, help="budget of the DPHMC run (%(default)s)")
+    parser.add_argument("--eps", type=_positive_float, default=15.0, help="budget of the DPHMC run (%(default)s)")
     parser.add_argument(
-        "--eps-penalty", type=_positive_float, default=5.0, help="budget of the DPPenalty run (%(default)s)"
+        "--eps-penalty", type=_positive_float, default=6.0, help="budget of the DPPenalty run (%(default)s)"
     )
     parser.add_argument(
         "--num-samples",

@@ -349,8 +349,8 @@ class DPKernel(MCMCKernel):
         if self._default_clips:
             names = " and ".join(f"clip_{name}" for name in self._default_clips)
             assumptions.append(
-                f"{names} stayed at the default of {DEFAULT_CLIP:g}, not chosen for this model: privacy holds, but rows "
-                "may be clipped, and nobody has looked"
+                f"{names} stayed at the default of {DEFAULT_CLIP:g}, not chosen for this model: privacy holds, but "
+                "rows may be clipped, and nobody has looked"
             )
         if plan.neighboring_relation == "replace_one":
             assumptions.append("the number of rows is public")

@@ -1,0 +1,310 @@
+"""What a row is, and the reasons why a model is no product over rows that shapes and dependencies show.
+
+These stages of `numpyro_dp.model.separate` look at abstract traces (see `numpyro_dp.tracing`) at the model's real
+shapes and at a single row. What only numbers show is found by `numpyro_dp.synthetic`. Shapes can be ambiguous; then
+the model is refused and the user is asked, because a wrong guess would leave rows without protection.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import jax
+from numpyro.handlers import trace
+
+from numpyro_dp.arguments import (
+    Argument,
+    UnsupportedModelError,
+    abstract,
+    describe_error,
+    overlooked,
+    quote,
+    raise_if,
+    take_arrays,
+)
+from numpyro_dp.tracing import (
+    FullTrace,
+    Shape,
+    Site,
+    Sites,
+    array_constants,
+    branches_on_values,
+    describe_site,
+    initialized,
+    keep_sites,
+    needs_values,
+    outside_arrays,
+)
+
+if TYPE_CHECKING:
+    from numpyro_dp.model import SeparableModel
+
+
+# -- Which rows --------------------------------------------------------------------------------------------------------
+
+
+def find_rows(full: FullTrace, named: Sequence[Argument], row_plate: str | None) -> tuple[int, str | None]:
+    """The number of rows and their plate; refuses what leaves the choice open."""
+    raise_if(
+        f"plate '{name}' is subsampled ({subsample} of {size}): remove `subsample_size`; which rows a step looks at is "
+        "the kernel's decision, because the privacy accounting depends on it"
+        for name, (size, subsample) in full.subsampled.items()
+    )
+    if row_plate is not None:
+        sizes = {name: size for s in full.sites.values() for name, size in s.plate_sizes.items()}
+        if row_plate not in sizes:
+            known = quote(sizes) or "none"
+            raise UnsupportedModelError(
+                [f"row_plate='{row_plate}' is not a plate of the model; its plates are: {known}"]
+            )
+        return sizes[row_plate], row_plate
+
+    observed = [s for s in full.sites.values() if s.kind == "observed"]
+    chosen = any(a.private for a in named)
+    length = {k: a.length for k, a in enumerate(named) if a.length is not None and (a.private or not chosen)}
+    # The rows of the observed arrays: of those that values come from, or (factors) of what the density reads.
+    lengths = {length[k] for s in observed for k in s.value_depends_on & length.keys()}
+    lengths = lengths or {length[k] for s in observed for k in s.depends_on & length.keys()}
+    if not lengths:
+        raise UnsupportedModelError(
+            [
+                "no observed site is computed from an array argument: pass the outcomes as an argument of the model "
+                "and give them to `obs=`"
+            ]
+        )
+    if len(lengths) > 1:
+        raise UnsupportedModelError(
+            [
+                f"the observed arrays have different leading axes ({', '.join(map(str, sorted(lengths)))}), so it is "
+                "not clear what a row is: name the plate of the protected rows with `row_plate=`"
+            ]
+        )
+    (num_rows,) = lengths
+    leading = set(length.values())
+    for s in observed:
+        same = [name for name, size in s.plate_sizes.items() if size == num_rows]
+        rivals = [name for name, size in s.plate_sizes.items() if size > num_rows or size in leading]
+        if same and set(rivals) - {same[0]}:
+            described = ", ".join(f"'{name}' ({size})" for name, size in s.plate_sizes.items())
+            raise UnsupportedModelError(
+                [
+                    f"site '{s.name}' is observed in several plates, {described}, and it is not clear whose "
+                    "members are to be protected: name that plate with `row_plate=` (its members must be on the "
+                    "leading axis of the private arguments)"
+                ]
+            )
+    names = [name for s in observed for name, size in s.plate_sizes.items() if size == num_rows]
+    return num_rows, (names[0] if names else None)
+
+
+def find_row_plates(sites: Sites, num_rows: int, plate: str | None) -> frozenset[str]:
+    """All plates over the rows: a model may open one for each observed site."""
+    if plate is None:
+        return frozenset()
+    names = {plate}
+    for s in sites.values():
+        if s.kind == "observed" and plate not in s.plates:
+            names |= {name for name, size in s.plate_sizes.items() if size == num_rows}
+    return frozenset(names)
+
+
+def classify_arguments(
+    named: Sequence[Argument], num_rows: int, plate: str | None, sites: Sites
+) -> tuple[tuple[Argument, ...], list[str]]:
+    """Mark the private arguments unless the user has, and say where shapes leave it open what holds rows."""
+    if any(a.private for a in named):
+        return tuple(named), [
+            f"private argument '{a.name}' has shape {a.shape}, but its leading axis must hold the {num_rows} rows: "
+            "transpose it, or name another `row_plate=`"
+            for a in named
+            if a.private and a.length != num_rows
+        ]
+    arguments = tuple(replace(a, private=a.length == num_rows) for a in named)
+    problems = list(_axis_problems(arguments, num_rows, sites))
+    if not problems and not any(a.private for a in arguments):
+        shapes = ", ".join(str(a) for a in named if a.shape) or "none"
+        whose = f"the {num_rows} members of plate '{plate}'" if plate else f"{num_rows} rows"
+        problems = [
+            f"no argument is private: none has {whose} on its leading axis (array arguments: {shapes}). Pass the "
+            "table as array arguments of the model, rows first"
+        ]
+    return arguments, problems
+
+
+def _axis_problems(arguments: Sequence[Argument], num_rows: int, sites: Sites) -> Iterator[str]:
+    """Arguments that would pass as public although an axis other than the leading one may be the rows'."""
+    observed = [s for s in sites.values() if s.kind == "observed" and not s.factor]
+    outcomes = [arguments[k] for k in sorted({k for s in observed for k in s.value_depends_on})]
+    for a in arguments:
+        if a.private or not a.shape:
+            continue
+        if num_rows in a.shape:
+            yield (
+                f"argument '{a.name}' has shape {a.shape}: axis {a.shape.index(num_rows)} is as long as there are "
+                f"rows ({num_rows}), but rows must be on the leading axis. Pass it transposed; if it holds no rows, "
+                "say which arguments do with `private_args=`"
+            )
+            continue
+        for y in outcomes:
+            if y.private and a.shape[0] in y.row_shape and a.shape[0] > 1:
+                yield (
+                    f"the leading axis of argument '{a.name}' {a.shape} is as long as axis "
+                    f"{y.row_shape.index(a.shape[0]) + 1} of the outcomes '{y.name}' {y.shape}, so it is not clear "
+                    "which of them holds the rows. Rows must be on the leading axis: pass the outcomes transposed, or, "
+                    f"if '{a.name}' holds no rows, say which arguments do with `private_args=`"
+                )
+
+
+# -- Sites that are no factor of a row ---------------------------------------------------------------------------------
+
+
+def private_leaves(arguments: Sequence[Argument]) -> frozenset[int]:
+    return frozenset(k for k, a in enumerate(arguments) if a.private)
+
+
+def site_problems(separated: "SeparableModel", sites: Sites, private_args: Sequence[str] | None) -> list[str]:
+    """Sites that would publish a row, or read rows where no row is protected.
+
+    :param private_args: what the user said about them; None, if it was left to `classify_arguments`.
+    """
+    private = private_leaves(separated.arguments)
+    latent = [s for s in sites.values() if s.kind == "latent"]
+    observed = [s for s in sites.values() if s.kind == "observed"]
+
+    def used(indices: frozenset[int]) -> str:
+        return quote(separated.arguments[k].name for k in sorted(indices))
+
+    problems = [
+        f"latent site '{s.name}' lives in the row plate {quote(sorted(s.plates & separated.row_plates))}: one value "
+        f"per protected row would publish that row; {_way_out_of_row_plate(s)}"
+        for s in latent
+        if s.plates & separated.row_plates
+    ]
+    problems += [
+        f"the prior of '{s.name}' uses private argument {used(s.depends_on & private)}: priors, their supports and "
+        "group sizes must come from public knowledge; pass such values as separate public arguments, and if "
+        f"{used(s.depends_on & private)} holds no rows, list the arguments that do with `private_args=`"
+        for s in latent
+        if s.depends_on & private
+    ]
+    n = separated.num_rows
+    for s in observed:
+        if s.name not in separated.row_sites:
+            public = s.value_depends_on - private
+            if public and not s.factor and private_args is None:
+                problems.append(
+                    f"site '{s.name}' is observed with {used(public)}, whose leading axis is not the {n} rows': it "
+                    "would be treated as public. Put it into the same table, or list the private arguments with "
+                    "`private_args=` if it is public indeed"
+                )
+            continue
+        if s.factor and not s.plates & separated.row_plates and s.log_prob_shape[:1] != (n,):
+            problems.append(
+                f"factor '{s.name}' is computed from private argument {used(s.depends_on & private)} over all rows at "
+                "once: put one factor per row into the row plate, "
+                f"`with numpyro.plate('rows', n): numpyro.factor('{s.name}', per_row_values)`"
+            )
+        if s.log_prob_shape.count(n) > 1 and n > 1 and len(s.plates) < 2:
+            problems.append(
+                f"the log density of '{s.name}' has shape {s.log_prob_shape}: arrays of shapes (n, 1) and (n,) were "
+                "broadcast against each other; give both the same shape"
+            )
+    if not separated.row_sites:
+        problems.append("no observed site depends on a private argument: there is nothing to protect")
+    return problems
+
+
+def _way_out_of_row_plate(site: Site) -> str:
+    if site.name.endswith("_unobserved"):  # named by NumPyro
+        return (
+            "fill the missing values with any number and mask them, `numpyro.handlers.mask(mask=...)`, instead of "
+            "`obs_mask`"
+        )
+    return "sum or integrate it out (for a mixture, `MixtureSameFamily`), or give it a plate over groups"
+
+
+def closed_over_problems(separated: "SeparableModel", sites: Sites, constants: set[Shape]) -> list[str]:
+    """Data that reach the model by another way than its arguments."""
+    n = separated.num_rows
+    shapes = {shape for shape in constants if n in shape and n > 1}
+    outside = outside_arrays(separated.model, {a.parameter for a in separated.arguments})
+    named = {name: shape for name, shape in outside if n in shape}
+    found = [f"'{name}', an array of shape {shape}," for name, shape in sorted(named.items())]
+    found += [f"an array of shape {shape}," for shape in sorted(shapes - set(named.values()))]
+    problems = [
+        f"the model closes over {what} which has an axis as long as there are rows ({n}): pass it as an argument, so "
+        "that it can be split into rows and protected (if it holds no rows, list the arguments that do with "
+        "`private_args=`)"
+        for what in found
+    ]
+    problems += [
+        f"site '{s.name}' is observed with an array that the model closes over: pass it as an argument (to fix a "
+        "parameter, use its value in the place of the site)"
+        for s in sites.values()
+        if s.kind == "observed" and s.closed_over and s.name not in separated.row_sites and n not in s.shape
+    ]
+    return problems
+
+
+# -- The model at a single row -----------------------------------------------------------------------------------------
+
+
+def one_row_trace(separated: "SeparableModel", args: tuple, kwargs: dict) -> tuple[Sites, set[Shape], list[str]]:
+    """The sites of the model at a single row, the shapes of the constants that it closes over, and why it has none."""
+    arrays, merge = take_arrays(*separated.without_private(args, kwargs))
+    sites: Sites = {}
+
+    def run(arrays: list) -> dict[str, jax.Array]:
+        args, kwargs = merge(arrays)
+        model = initialized(keep_sites(separated.model, lambda name: True, separated.row_plates, 1))
+        log_probs = {}
+        for name, msg in trace(model).get_trace(*args, **kwargs).items():
+            if msg["type"] in ("sample", "deterministic"):
+                sites[name] = describe_site(name, msg)
+            if msg["type"] == "sample":
+                log_probs[name] = msg["fn"].log_prob(msg["value"])
+        return log_probs
+
+    try:
+        return sites, set(array_constants(jax.make_jaxpr(run)(abstract(arrays)))), []
+    except Exception as error:  # whatever the model raises at one row; it has seen shapes only
+        if needs_values(error):
+            return sites, set(), [branches_on_values(error)]
+        problem = (
+            "the model cannot be evaluated on a single row, so it is not a product over rows as it stands: "
+            f"{describe_error(error)}. Take sizes from the arguments' shapes, do not squeeze axes away or decompose "
+            "the table as a matrix, and pass every array with rows as an argument, rows first"
+        )
+        return sites, set(), [problem + overlooked(separated.arguments, separated.num_rows)]
+
+
+def one_row_problems(sites: Sites, one_row: Sites) -> list[str]:
+    """Sites that are others with one row than with all of them."""
+    missing = [name for name, s in sites.items() if s.kind in ("latent", "observed") and name not in one_row]
+    problems = []
+    if missing:
+        problems.append(
+            f"a site exists only for some numbers of rows: {quote(missing[:3])}. Give all rows to one site, in a plate"
+        )
+    for s in sites.values():
+        if s.kind == "latent" and s.name in one_row and one_row[s.name].shape != s.shape:
+            problems.append(
+                f"latent site '{s.name}' has shape {s.shape} with all rows and {one_row[s.name].shape} with one: one "
+                "value per protected row would publish that row; sum or integrate it out, or give it a plate over "
+                "groups whose number is an argument"
+            )
+    return problems
+
+
+def sites_to_drop(separated: "SeparableModel", sites: Sites, one_row: Sites) -> dict[str, str]:
+    """Deterministic sites that must not be released, with the reason."""
+    private = private_leaves(separated.arguments)
+    dropped = {}
+    for s in sites.values():
+        if s.kind != "deterministic":
+            continue
+        if s.depends_on & private:
+            dropped[s.name] = "computed from private rows"
+        elif s.name not in one_row or one_row[s.name].shape != s.shape:
+            dropped[s.name] = "has one value per row"
+    return dropped
