@@ -30,9 +30,10 @@ def model(X, y):
 
 def table(rows: int, columns: int) -> tuple[jax.Array, jax.Array]:
     rng = np.random.default_rng(0)
-    X = rng.uniform(-1, 1, (rows, columns)).astype(np.float32)
+    X = 2 * rng.random((rows, columns), np.float32) - 1
     logits = X @ np.linspace(-1, 1, columns, dtype=np.float32)
-    return jnp.asarray(X), jnp.asarray(rng.random(rows) < 1 / (1 + np.exp(-logits)), jnp.int32)
+    y = rng.random(rows, np.float32) < 1 / (1 + np.exp(-logits))
+    return jnp.asarray(X), jnp.asarray(y, jnp.int32)
 
 
 def stepper(kernel, X, y):
@@ -61,8 +62,8 @@ def main() -> None:
     )
     options = parser.parse_args()
 
-    before = peak_memory()
     X, y = table(int(options.rows), options.columns)
+    before = peak_memory()
     size = (X.nbytes + y.nbytes) / 2**20
     private = stepper(
         numpyro_dp.DPHMC(
@@ -80,8 +81,9 @@ def main() -> None:
     )
     if options.memory:
         private(options.iterations)
-        print(f"data {size:.0f} MB, before {before:.0f} MB, peak {peak_memory():.0f} MB")
-        print(f"peak above the data and the bare process: {peak_memory() - before - size:.0f} MB")
+        print(
+            f"data {size:.0f} MB; peak memory {before:.0f} MB with the data made, {peak_memory():.0f} MB after the run"
+        )
         return
 
     plain = stepper(

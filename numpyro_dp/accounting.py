@@ -24,6 +24,9 @@ NEIGHBORING_RELATIONS = {
     "add_or_remove_one": NeighboringRelation.ADD_OR_REMOVE_ONE,
 }
 
+MIN_EPS, MIN_DELTA = 1e-4, 1e-30
+"""Below these the formulas lose digits to cancellation, and no posterior can come of such a budget."""
+
 # Relative room given away in each conversion. The formulas below are good to about 1e-12 (tests compare with mpmath),
 # so this covers their rounding many times over and costs nothing that a user could notice.
 _SAFETY = 1e-9
@@ -52,7 +55,7 @@ def gaussian_delta(eps: float, rho: float) -> float:
 
 def gaussian_eps(delta: float, rho: float) -> float:
     """The smallest ``eps`` at which Gaussian releases of total cost `rho` are ``(eps, delta)``-DP, rounded up."""
-    _check(0 < delta < 1, f"delta must lie strictly between 0 and 1, got {delta}")
+    _check_delta(delta)
     _check(rho >= 0, f"rho must be at least 0, got {rho}")
     if rho == math.inf:
         return math.inf
@@ -65,8 +68,8 @@ def gaussian_eps(delta: float, rho: float) -> float:
 
 def gaussian_rho(eps: float, delta: float) -> float:
     """The largest total cost ``rho`` of Gaussian releases that is still ``(eps, delta)``-DP, rounded down."""
-    _check(eps > 0, f"eps must be positive, got {eps}")
-    _check(0 < delta < 1, f"delta must lie strictly between 0 and 1, got {delta}")
+    _check(eps >= MIN_EPS, f"eps must be at least {MIN_EPS:g}, got {eps}")
+    _check_delta(delta)
     if eps == math.inf:
         return math.inf
     lower = _zcdp_rho(eps, delta)  # valid for zCDP, hence below the exact root
@@ -141,6 +144,10 @@ def gaussian_event(noise_multiplier: float, count: int, neighboring_relation: st
     """
     per_row_bound = 2.0 if neighboring_relation == "replace_one" else 1.0
     return SelfComposedDpEvent(GaussianDpEvent(per_row_bound * noise_multiplier), count)
+
+
+def _check_delta(delta: float) -> None:
+    _check(MIN_DELTA <= delta < 1, f"delta must lie between {MIN_DELTA:g} and 1, got {delta}")
 
 
 def _check(condition: bool, message: str) -> None:

@@ -79,13 +79,16 @@ def clipped_sum(
     """
     num_rows = rows[0].shape[0]
     result = jax.eval_shape(per_row, tuple(row[:1] for row in rows))
+    dtype = jnp.promote_types(result.dtype, jnp.float32)  # the grid is too fine for 16-bit floats
     clip: bool = not (isinstance(bound, float) and math.isinf(bound))
     chunk = min(num_rows, chunk_rows(width + sum(math.prod(row.shape[1:]) for row in rows)))
 
     def chunk_sum(start: jax.Array, counted: jax.Array) -> tuple:
         slices = tuple(lax.dynamic_slice_in_dim(row, start, chunk)[:, None] for row in rows)
-        # Without the barrier the compiler computes every row's value once for its norm and again for the sum.
-        values = lax.optimization_barrier(jax.vmap(per_row)(slices))
+        values = jax.vmap(per_row)(slices)
+        # The barrier is for safety first: were a row's value computed twice, for its norm and for the sum, the two
+        # could differ by rounding, and the clip would be that of another vector. It is also faster.
+        values = lax.optimization_barrier(values.astype(dtype))
         fresh = start + jnp.arange(chunk) >= counted
         if not clip:
             return (jnp.sum(jnp.where(_align(fresh, values), values, 0), 0),)
@@ -101,11 +104,11 @@ def clipped_sum(
         lo = total[1] + part[1]
         return total[0] + part[0] + (lo >> 24), lo & (_LIMB - 1)
 
-    zero = jnp.zeros(result.shape, result.dtype if not clip else jnp.int32)
+    zero = jnp.zeros(result.shape, jnp.int32 if clip else dtype)
     total = lax.fori_loop(0, -(-num_rows // chunk), add_chunk, (zero,) if not clip else (zero, zero))
     if not clip:
         return UnclippedSum(total[0])
-    return ClippedSum(total[0], total[1], jnp.asarray(bound, result.dtype))
+    return ClippedSum(total[0], total[1], jnp.asarray(bound, dtype))
 
 
 def chunk_rows(width: int) -> int:

@@ -7,7 +7,10 @@ noise itself, release by release, so the budget cannot be overrun whatever drive
 releases nothing.
 """
 
+import collections
 import dataclasses
+import decimal
+import hashlib
 import json
 import math
 import textwrap
@@ -35,7 +38,7 @@ class Plan:
     :ivar eps, delta: the guarantee. ``eps=inf`` means no noise and no privacy.
     :ivar noise_multipliers: for each kind of release, noise standard deviation over L2 sensitivity.
     :ivar counts: for each kind of release, how many there may be, over all chains and iterations.
-    :ivar num_rows: n; with ``add_or_remove_one`` it is private and not part of any report.
+    :ivar num_rows: n; None with ``add_or_remove_one``, where it is private.
     """
 
     eps: float
@@ -45,7 +48,7 @@ class Plan:
     counts: Mapping[str, int]
     num_iterations: int
     num_chains: int
-    num_rows: int
+    num_rows: int | None
 
     @property
     def private(self) -> bool:
@@ -79,7 +82,7 @@ def plan_for_budget(
     shares: Mapping[str, float],
     num_iterations: int,
     num_chains: int,
-    num_rows: int,
+    num_rows: int | None,
 ) -> Plan:
     """The plan with the least noise that is ``(eps, delta)``-DP: each kind of release gets its share of the budget.
 
@@ -107,7 +110,7 @@ def plan_for_noise(
     counts: Mapping[str, int],
     num_iterations: int,
     num_chains: int,
-    num_rows: int,
+    num_rows: int | None,
 ) -> Plan:
     """The plan with given noise multipliers; its ``eps`` is what that costs."""
     used = {kind: noise_multipliers[kind] for kind, count in counts.items() if count}
@@ -128,6 +131,8 @@ class Ledger:
         self._plan: Plan | None = None
         self._spent: dict[str, int] = {}
         self._table: tuple | None = None
+        self._context = b""
+        self._repeats: collections.Counter[bytes] = collections.Counter()
         self._warned = False
 
     @property
@@ -150,13 +155,23 @@ class Ledger:
         """Whether this is a copy, which keeps the books but has no budget."""
         return self._noise is None
 
-    def commit(self, plan: Plan) -> None:
-        """Fix the plan, once."""
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing has been released yet, so that the plan may still change."""
+        return not any(self.spent().values())
+
+    def commit(self, plan: Plan, context: str = "") -> None:
+        """Fix the plan. It cannot change once something has been released.
+
+        :param context: settings of the kernel that owns the ledger. Two kernels that share a noise seed but not their
+            settings draw different noise.
+        """
+        if not self.untouched:
+            raise PrivacyBudgetError("the budget of this kernel is committed already, and part of it is spent")
         with self._lock:
-            if self._plan is not None:
-                raise PrivacyBudgetError("the budget of this kernel is committed already")
             self._plan = plan
             self._spent = dict.fromkeys(plan.counts, 0)
+            self._context = repr((plan, context)).encode()
 
     def bind_table(self, leaves: Sequence[Any]) -> None:
         """Remember which arrays the budget is for, without keeping them alive or reading them.
@@ -220,6 +235,8 @@ class Ledger:
         :param nonce: see `NoiseSource.draw`.
         """
         plan, source = self.plan, self._noise
+        if min(counts.values()) < 0:
+            raise ValueError(f"a release cannot be taken back, got counts {counts}")
         if not plan.private:
             with self._lock:
                 for kind, count in counts.items():
@@ -231,6 +248,7 @@ class Ledger:
             if granted:  # charged before any noise exists
                 for kind, count in counts.items():
                     self._spent[kind] += count
+            nonce = self._unrepeated(nonce) if granted and self.reproducible else b""
             warn = not granted and not self._warned
             self._warned |= not granted
         if warn:
@@ -249,6 +267,12 @@ class Ledger:
             )
             for kind, shape in shapes.items()
         }
+
+    def _unrepeated(self, nonce: bytes) -> bytes:
+        """`nonce` made unique to this kernel and to this draw: the same noise under two queries would cancel out."""
+        digest = hashlib.sha3_256(self._context + nonce).digest()
+        self._repeats[digest] += 1
+        return digest + self._repeats[digest].to_bytes(8, "big")
 
     def __getstate__(self):
         # A copy that could grant releases would double the budget.
@@ -354,7 +378,7 @@ class PrivacyReport:
             return "NOT PRIVATE: run without noise (eps = inf)"
         relation = {"replace_one": "replacing one", "add_or_remove_one": "adding or removing one"}
         return (
-            f"({self.eps:.6g}, {self.delta:.3g})-differentially private with respect to "
+            f"({_round_up(self.eps, 6)}, {_round_up(self.delta, 3)})-differentially private with respect to "
             f"{relation[self.neighboring_relation]} {self.unit}"
         )
 
@@ -386,6 +410,12 @@ class PrivacyReport:
             lines.append(f"  left out     site '{name}' ({reason})")
         lines += [f"  assumes      {assumption}" for assumption in self.assumptions]
         return "\n".join(textwrap.fill(line, 110, subsequent_indent=" " * 15) for line in lines)
+
+
+def _round_up(value: float, digits: int) -> str:
+    """`value` to so many significant digits, never below it."""
+    up = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
+    return f"{float(up.create_decimal(repr(value))):.{digits}g}"
 
 
 def _plain(value: Any) -> Any:

@@ -1,8 +1,11 @@
 """`MCMC`: NumPyro's MCMC with the budget planned beforehand, a report afterwards, and results without data."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 from numpyro.infer import mcmc as numpyro_mcmc
 
 from numpyro_dp.kernels.base import DPKernel
@@ -38,21 +41,29 @@ class MCMC(numpyro_mcmc.MCMC):
         :raises PrivacyBudgetError: before anything is released, if the budget does not cover the run.
         :raises UnsupportedModelError: if the model has no log density per row.
         """
-        self.sampler.plan(self.num_warmup + self.num_samples, self.num_chains)
-        self.sampler.require_budget(self._num_steps_of_this_run(), self.num_chains, args, kwargs)
+        resumed = self._warmup_state is not None
+        steps = self.num_samples if resumed else self._collection_params["upper"]
+        planned = self.num_warmup + self.num_samples
         try:
-            super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
-            jax.block_until_ready(self._last_state)
+            self.sampler.require_budget(steps, self.num_chains, args, kwargs, planned, resumed)
+            with _no_compilation_cache_on_disk():
+                super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
+                jax.block_until_ready(self._last_state)
         finally:
             # Also after an error or an interrupt. What remains has the shapes that ArviZ needs, and nothing private.
             self._args, self._kwargs = self.sampler.without_data(args, kwargs)
             self._cache.clear()
             self._init_state_cache.clear()
+            # What a failed `warmup` asked to be collected must not be collected by the next run.
+            self._set_collection_params()
 
-    def _num_steps_of_this_run(self) -> int:
-        if self._warmup_state is not None:
-            return self.num_samples
-        return self._collection_params["upper"]
+    def _compile(self, rng_key, *args, **options) -> None:
+        # With a progress bar NumPyro compiles by making an iteration, which would have to be paid for.
+        progress_bar, self.progress_bar = self.progress_bar, False
+        try:
+            super()._compile(rng_key, *args, **options)
+        finally:
+            self.progress_bar = progress_bar
 
     def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
         """NumPyro's table, and under it the privacy report."""
@@ -63,3 +74,19 @@ class MCMC(numpyro_mcmc.MCMC):
         state = super().__getstate__()
         state["_init_state_cache"] = {}
         return state
+
+
+@contextmanager
+def _no_compilation_cache_on_disk() -> Iterator[None]:
+    """NumPyro compiles the model's arguments into its programs, and JAX's persistent cache would keep those on disk."""
+    if not jax.config.jax_compilation_cache_dir:
+        yield
+        return
+    enabled = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # forget that it was found enabled
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()

@@ -85,7 +85,7 @@ class PrivateTarget:
     def __init__(self, separated: SeparableModel, args: tuple, kwargs: dict):
         self.log_prior = separated.log_prior(args, kwargs)
         self.num_params = separated.num_params
-        self._rows = separated.rows(args, kwargs)
+        self.rows = separated.rows(args, kwargs)
         self._row_log_density = separated.row_log_density(args, kwargs)
 
     def log_ratio(self, z: jax.Array, z_new: jax.Array, bound: jax.Array | float) -> ClippedSum | UnclippedSum:
@@ -94,12 +94,12 @@ class PrivateTarget:
         def ratio(row: tuple) -> jax.Array:
             return self._row_log_density(z_new, row) - self._row_log_density(z, row)
 
-        return clipped_sum(ratio, self._rows, bound)
+        return clipped_sum(ratio, self.rows, bound)
 
     def gradient(self, z: jax.Array, bound: float) -> ClippedSum | UnclippedSum:
         """Sum over rows of the gradient of the row's log density at `z`, each clipped to norm `bound`."""
         gradient = jax.grad(self._row_log_density)
-        return clipped_sum(lambda row: gradient(z, row), self._rows, bound, width=self.num_params)
+        return clipped_sum(lambda row: gradient(z, row), self.rows, bound, width=self.num_params)
 
 
 class DPKernel(MCMCKernel):
@@ -162,12 +162,14 @@ class DPKernel(MCMCKernel):
         self._ledger = Ledger(NoiseSource(noise_seed))
         self._separated: dict[Any, SeparableModel] = {}
         self._last_separated: SeparableModel | None = None
+        self._described: dict[str, Any] | None = None
+        self._seed_is_guessable = noise_seed is not None and abs(noise_seed) < 2**64
 
     # -- What an algorithm defines -----------------------------------------------------------------------------------
 
     @abstractmethod
-    def _releases(self, num_iterations: int, num_chains: int) -> dict[str, int]:
-        """How many releases of each kind the plan needs."""
+    def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
+        """How many releases of each kind so many iterations need; `resumed` chains have done iterations before."""
 
     @abstractmethod
     def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
@@ -220,7 +222,7 @@ class DPKernel(MCMCKernel):
         separated = self._separate(model_args, model_kwargs)
         self._commit(separated)
         batch = 1 if is_prng_key(rng_key) else rng_key.shape[0]
-        self._ledger.require(self._releases(1, batch), f"{batch} more iteration(s)")
+        self._ledger.require(self._releases(1, batch, resumed=True), f"{batch} more iteration(s)")
         self._ledger.bind_table(_private_leaves(separated, model_args, model_kwargs))
         self._num_warmup = num_warmup
         if is_prng_key(rng_key):
@@ -253,22 +255,26 @@ class DPKernel(MCMCKernel):
 
     # -- The budget --------------------------------------------------------------------------------------------------
 
-    def plan(self, num_iterations: int, num_chains: int) -> None:
-        """Say what will run, before it does; `numpyro_dp.MCMC` calls this. Does nothing where the plan is made already.
+    def require_budget(
+        self,
+        num_iterations: int,
+        num_chains: int,
+        model_args: tuple,
+        model_kwargs: dict,
+        planned: int,
+        resumed: bool = False,
+    ) -> None:
+        """Check that a run of this size is within the budget, before anything is released; `numpyro_dp.MCMC` asks.
 
-        :param num_iterations: iterations of one chain, warmup included.
-        """
-        if self._num_iterations is None and not self._ledger.committed:
-            self._num_iterations, self._num_chains = num_iterations, num_chains
-
-    def require_budget(self, num_iterations: int, num_chains: int, model_args: tuple, model_kwargs: dict) -> None:
-        """Check that a run of this size is within the budget, before anything is released.
-
+        :param num_iterations: iterations of one chain in the coming run.
+        :param planned: iterations of one chain, warmup included, that the budget is for, if the kernel was not given
+            `num_iterations`.
+        :param resumed: whether the chains go on from a state.
         :raises PrivacyBudgetError: if it is not.
         """
-        self._commit(self._separate(model_args, model_kwargs))
+        self._commit(self._separate(model_args, model_kwargs), planned, num_chains)
         self._ledger.require(
-            self._releases(num_iterations, num_chains), f"{num_chains} chain(s) of {num_iterations} iterations"
+            self._releases(num_iterations, num_chains, resumed), f"{num_chains} chain(s) of {num_iterations} iterations"
         )
 
     def without_data(self, model_args: tuple, model_kwargs: dict) -> tuple[tuple, dict]:
@@ -281,8 +287,7 @@ class DPKernel(MCMCKernel):
     def privacy(self) -> PrivacyReport:
         """The guarantee and what it rests on, see `PrivacyReport`. Known once the kernel has been initialised."""
         jax.effects_barrier()  # chains may still be running: count what they have released
-        separated = self._last_separated
-        if separated is None or not self._ledger.committed:
+        if self._described is None or not self._ledger.committed:
             raise RuntimeError("there is no guarantee yet: it is fixed when the run starts. Call `run` first")
         plan, spent = self._ledger.plan, self._ledger.spent()
         rho_spent = plan.rho_of(spent) if plan.private else math.inf
@@ -290,8 +295,7 @@ class DPKernel(MCMCKernel):
             eps=plan.eps,
             delta=plan.delta,
             neighboring_relation=plan.neighboring_relation,
-            unit="row of " + (f"plate '{separated.row_plate}'" if separated.row_plate else "the table"),
-            num_rows=plan.num_rows if plan.neighboring_relation == "replace_one" else None,
+            num_rows=plan.num_rows,
             rho=plan.rho if plan.private else math.inf,
             num_chains=plan.num_chains,
             num_iterations=plan.num_iterations,
@@ -306,17 +310,21 @@ class DPKernel(MCMCKernel):
             },
             eps_spent=self._eps_spent(plan),
             rho_spent=rho_spent,
-            public_arguments=tuple(map(str, separated.public_arguments())),
-            private_arguments=tuple(
-                # Under add/remove the number of rows is private, and a shape would tell it.
-                str(a) if plan.neighboring_relation == "replace_one" else a.name
-                for a in separated.private_arguments()
-            ),
-            dropped_sites=dict(separated.dropped_sites),
             noise=self._describe_noise(plan),
             assumptions=self._assumptions(plan),
             kernel=type(self).__name__,
+            **self._described,
         )
+
+    def _describe_table(self, separated: SeparableModel) -> dict[str, Any]:
+        """What a report says about the table. Under add/remove no shape of it: the number of rows is private."""
+        shapes = self._neighboring_relation == "replace_one"
+        return {
+            "unit": "row of " + (f"plate '{separated.row_plate}'" if separated.row_plate else "the table"),
+            "public_arguments": tuple(map(str, separated.public_arguments())),
+            "private_arguments": tuple(str(a) if shapes else a.name for a in separated.private_arguments()),
+            "dropped_sites": dict(separated.dropped_sites),
+        }
 
     def _eps_spent(self, plan: Plan) -> float:
         if not plan.private:
@@ -330,7 +338,12 @@ class DPKernel(MCMCKernel):
         if self._ledger.reproducible:
             return (
                 "reproducible, derived from noise_seed: the guarantee holds only while that seed is secret, and if it "
-                "is never used with another table"
+                "is used for one run on one table"
+                + (
+                    ". This seed is below 2**64 and can be found by trying: use secrets.randbits(128)"
+                    if self._seed_is_guessable
+                    else ""
+                )
             )
         return "fresh entropy of the operating system; it cannot be replayed"
 
@@ -356,11 +369,14 @@ class DPKernel(MCMCKernel):
             assumptions.append("the number of rows is public")
         return tuple(assumptions)
 
-    def _commit(self, separated: SeparableModel) -> None:
+    def _commit(self, separated: SeparableModel, planned: int | None = None, num_chains: int | None = None) -> None:
+        """Fix the plan: of the kernel's own `num_iterations` and `num_chains`, or else as MCMC has planned."""
         self._last_separated = separated
-        if self._ledger.committed:
+        if self._num_iterations is not None:
+            planned, num_chains = self._num_iterations, self._num_chains
+        if self._ledger.committed and (planned is None or not self._ledger.untouched):
             return
-        if self._num_iterations is None:
+        if planned is None or num_chains is None:
             raise ValueError(
                 "numpyro.infer.MCMC does not tell a kernel how long it will run, and the noise depends on it: give the "
                 f"kernel `num_iterations` (warmup + samples of one chain) and `num_chains`, as in {type(self).__name__}"
@@ -370,23 +386,33 @@ class DPKernel(MCMCKernel):
         common: dict[str, Any] = {
             "delta": 0.1 / n if self._delta is None else self._delta,
             "neighboring_relation": self._neighboring_relation,
-            "counts": self._releases(self._num_iterations, self._num_chains),
-            "num_iterations": self._num_iterations,
-            "num_chains": self._num_chains,
-            "num_rows": n,
+            "counts": self._releases(planned, num_chains),
+            "num_iterations": planned,
+            "num_chains": num_chains,
+            "num_rows": n if self._neighboring_relation == "replace_one" else None,
         }
         if self._eps is not None:
-            self._ledger.commit(plan_for_budget(eps=self._eps, shares=self._shares, **common))
+            plan = plan_for_budget(eps=self._eps, shares=self._shares, **common)
         else:
             multipliers = {kind: value for kind, value in self._noise_multipliers.items() if value is not None}
-            self._ledger.commit(plan_for_noise(noise_multipliers=multipliers, **common))
+            plan = plan_for_noise(noise_multipliers=multipliers, **common)
+        self._described = self._describe_table(separated)
+        self._ledger.commit(plan, repr((type(self).__name__, self._settings())))
+
+    def _settings(self) -> list[tuple[str, Any]]:
+        """Everything about the kernel that decides what it asks of the table."""
+        plain = (int, float, str, dict, tuple, type(None))
+        own = {"_described", "_separated", "_num_warmup"}
+        return sorted(
+            (name, value) for name, value in vars(self).items() if isinstance(value, plain) and name not in own
+        )
 
     # -- One iteration -----------------------------------------------------------------------------------------------
 
     def _step(self, separated: SeparableModel, target: PrivateTarget, state: DPState) -> DPState:
         rng_key, nonce_key, move_key = random.split(state.rng_key, 3)
         z = separated.ravel(state.z)
-        grant, rho = self._ask(nonce_key, state.carry, z, target.num_params)
+        grant, rho = self._ask(nonce_key, state, z, target)
 
         def move() -> Transition:
             return self._transition(target, grant, move_key, state.i, z, state.adapt_state, state.carry)
@@ -417,20 +443,22 @@ class DPKernel(MCMCKernel):
         chosen = jax.tree.map(lambda yes, no: jnp.where(grant.granted, yes, no), moved, stayed)
         return chosen._replace(rng_key=rng_key)
 
-    def _ask(self, nonce_key: jax.Array, carry: Any, z: jax.Array, num_params: int) -> tuple[Grant, jax.Array]:
+    def _ask(
+        self, nonce_key: jax.Array, state: DPState, z: jax.Array, target: PrivateTarget
+    ) -> tuple[Grant, jax.Array]:
         """Charge the next iteration to the ledger; noise and noise multipliers come from there, at run time.
 
         Nothing about the budget is compiled into the step or kept in the state, so neither a stale compilation nor a
         state from another kernel can change what a release costs.
         """
-        request = self._request(carry)
+        request = self._request(state.carry)
         kinds = tuple(request)
         ledger = self._ledger
         private = ledger.plan.private
-        shapes = self._noise_shapes(num_params) if private else {}
+        shapes = self._noise_shapes(target.num_params) if private else {}
         dtype = jnp.result_type(float)
 
-        def host(counts, *nonce):
+        def host(counts, _, *nonce):
             counts = dict(zip(kinds, np.asarray(counts).tolist(), strict=True))
             granted, noise = ledger.grant(counts, shapes, b"".join(np.asarray(part).tobytes() for part in nonce))
             multipliers = [ledger.plan.noise_multipliers[kind] for kind in kinds]
@@ -446,8 +474,11 @@ class DPKernel(MCMCKernel):
                 {kind: jax.ShapeDtypeStruct((2, *shape), jnp.int32) for kind, shape in shapes.items()},
             ),
             jnp.stack([jnp.asarray(request[kind], jnp.int32) for kind in kinds]),
-            # The nonce also makes `vmap` ask once per chain: a callback without batched operands would be shared.
+            # Not used on the host. Whatever a `vmap` batches (chains, step sizes, tables) must reach the callback:
+            # a callback without batched operands would be called once, and its noise shared.
+            _first_numbers((state._replace(rng_key=None), target.rows)),
             _key_data(nonce_key),
+            state.i,
             z,
         )
         grant = Grant(
@@ -571,8 +602,15 @@ class DPKernel(MCMCKernel):
 
     def __getstate__(self):
         state = self.__dict__.copy()
-        state["_separated"] = {}  # holds jitted closures
+        # They hold jitted closures, and shapes: under add/remove the number of rows is private.
+        state["_separated"], state["_last_separated"] = {}, None
         return state
+
+
+def _first_numbers(tree: Any) -> jax.Array:
+    """The first number of every leaf."""
+    leaves = [jnp.ravel(leaf)[:1].astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
+    return jnp.concatenate(leaves)
 
 
 def _key_data(key: jax.Array) -> jax.Array:

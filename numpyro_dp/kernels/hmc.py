@@ -134,11 +134,11 @@ class DPHMC(DPKernel):
         self._num_steps = _num_leapfrog_steps(num_steps, trajectory_length, step_size)
         self._leapfrog, self._jitter = leapfrog, jitter
 
-    def _releases(self, num_iterations: int, num_chains: int) -> dict[str, int]:
+    def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
         per_chain = {
             "position": num_iterations * self._num_steps,
             "fresh": num_iterations * (self._num_steps + 1),
-            "reuse": num_iterations * self._num_steps + 1,
+            "reuse": num_iterations * self._num_steps + (0 if resumed else 1),
         }[self._leapfrog]
         return {"ratio": num_iterations * num_chains, "grad": per_chain * num_chains}
 

@@ -140,7 +140,7 @@ class DPPenalty(DPKernel):
             raise ValueError("the guided walk has a direction for each component: it needs a diagonal mass matrix")
         self._one_component, self._guided = one_component, guided
 
-    def _releases(self, num_iterations: int, num_chains: int) -> dict[str, int]:
+    def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
         return {"ratio": num_iterations * num_chains}
 
     def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
