@@ -22,6 +22,8 @@ class MCMC(numpyro_mcmc.MCMC):
     `warmup` and the `run` that follows it are one run, and share its budget.
     """
 
+    progress_bar: bool
+
     def __init__(self, sampler: DPKernel, **options: Any):
         if not isinstance(sampler, DPKernel):
             raise TypeError(
@@ -59,7 +61,8 @@ class MCMC(numpyro_mcmc.MCMC):
 
     def _compile(self, rng_key, *args, **options) -> None:
         # With a progress bar NumPyro compiles by making an iteration, which would have to be paid for.
-        progress_bar, self.progress_bar = self.progress_bar, False
+        progress_bar = self.progress_bar
+        self.progress_bar = False
         try:
             super()._compile(rng_key, *args, **options)
         finally:

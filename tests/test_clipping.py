@@ -146,6 +146,13 @@ def test_a_mutation_without_the_clip_is_caught(monkeypatch):
     assert change > sensitivity_steps("replace_one")
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_16_bit_values_are_clipped_in_float32(dtype):
+    values = jnp.asarray(np.random.default_rng(0).normal(size=(1, 50)) * 5, dtype)
+    assert sum(int(c) ** 2 for c in steps(vector_sum(values, 1.0))) <= GRID**2
+    assert abs(int(steps(scalar_sum(jnp.asarray([7.0], dtype), 1.0)))) == GRID
+
+
 # -- Compilers that cannot add -----------------------------------------------------------------------------------------
 
 

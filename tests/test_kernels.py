@@ -474,3 +474,114 @@ def test_the_step_size_adapts_in_warmup_only(make):
     assert (sizes != 1 / np.sqrt(N)).all()
     fixed = run(make(eps=20.0, adapt_step_size=False), num_warmup=20, num_samples=5, fields=("adapt_state.step_size",))
     np.testing.assert_allclose(fixed.get_extra_fields()["adapt_state.step_size"], 1 / np.sqrt(N), rtol=1e-6)
+
+
+# -- Attacks that once succeeded ---------------------------------------------------------------------------------------
+
+
+def noise_of(kernel, state, tables=None):
+    """The noise in one released log ratio, found from the difference to a run of the same step without noise."""
+    drawn = []
+    source = kernel._ledger._noise
+    draw = source.draw
+
+    def spy(*args):
+        drawn.append(draw(*args))
+        return drawn[-1]
+
+    source.draw = spy
+    jax.block_until_ready(jax.jit(lambda s: kernel.sample(s, (X,), {"y": Y}))(state))
+    source.draw = draw
+    return [part.tolist() for part in drawn]
+
+
+def seeded(make, **options):
+    kernel = make(**{"eps": 5.0, "noise_seed": 1, "num_iterations": 8} | options)
+    return kernel, kernel.init(jax.random.key(0), 0, None, (X,), {"y": Y})
+
+
+@few_kernels
+def test_a_noise_seed_never_hides_two_queries_under_one_noise(make):
+    kernel, state = seeded(make)
+    first = noise_of(kernel, state)
+    twin, same = seeded(make)
+    assert noise_of(twin, same) == first  # a repeated run is what a seed is for
+    # The same kernel, asked again at the same point, with another step size.
+    assert noise_of(kernel, state) != first
+    adapted = state._replace(adapt_state=state.adapt_state._replace(step_size=state.adapt_state.step_size * 2))
+    assert noise_of(kernel, adapted) != first
+    # Other kernels with the same seed: another budget, clip bound, step size, relation.
+    others = ({"eps": 6.0}, {"clip_ratio": 2.0}, {"step_size": 0.3}, {"delta": 1e-5}, {"num_iterations": 9})
+    for options in others:
+        assert noise_of(*seeded(make, **options)) != first, options
+
+
+def test_a_guessable_seed_is_named_so():
+    def noise(seed):
+        kernel = penalty(eps=1.0, num_iterations=5, noise_seed=seed)
+        kernel.init(jax.random.key(0), 0, None, (X,), {"y": Y})
+        return kernel.privacy.noise
+
+    assert "found by trying" in noise(42)
+    assert "found by trying" not in noise(2**100 + 1)
+
+
+def test_tables_and_step_sizes_under_vmap_are_charged_one_by_one():
+    kernel, state = seeded(penalty, noise_seed=None)
+    accept = jax.vmap(lambda y: kernel.sample(state, (X,), {"y": y}).accept_prob)(jnp.stack([Y, 1 - Y]))
+    jax.block_until_ready(accept)
+    assert kernel.privacy.releases["ratio"]["made"] == 2
+
+    def at(step_size):
+        adapt_state = state.adapt_state._replace(step_size=step_size)
+        return kernel.sample(state._replace(adapt_state=adapt_state), (X,), {"y": Y}).noise_scale
+
+    jax.block_until_ready(jax.vmap(at)(jnp.array([0.1, 0.2, 0.3])))
+    assert kernel.privacy.releases["ratio"]["made"] == 5
+
+
+def test_releases_cannot_be_taken_back():
+    kernel, _ = seeded(penalty)
+    with pytest.raises(ValueError, match="cannot be taken back"):
+        kernel._ledger.grant({"ratio": -3}, {"ratio": (1,)}, b"")
+
+
+def test_warmup_and_run_of_the_reused_gradient():
+    kernel = KERNELS["hmc_reuse"](eps=5.0)
+    mcmc = MCMC(kernel, num_warmup=4, num_samples=6, num_chains=2, chain_method="vectorized", progress_bar=False)
+    mcmc.warmup(jax.random.key(0), X, y=Y)
+    mcmc.run(jax.random.key(1), X, y=Y)
+    grad = mcmc.privacy.releases["grad"]
+    assert grad["made"] == grad["planned"] == 2 * (10 * 3 + 1)
+
+
+def test_a_failed_warmup_does_not_make_the_next_run_collect_it():
+    mcmc = MCMC(penalty(eps=5.0, num_iterations=30), num_warmup=4, num_samples=6, progress_bar=False)
+    with pytest.raises(ValueError, match="init_params"):
+        mcmc.warmup(jax.random.key(0), X, y=Y, collect_warmup=True, init_params={"b": jnp.zeros(9)})
+    mcmc.run(jax.random.key(0), X, y=Y, extra_fields=("i",))
+    assert mcmc.get_extra_fields()["i"].tolist() == list(range(5, 11))
+
+
+def test_a_plan_may_change_until_something_is_released():
+    kernel = penalty(eps=5.0)
+    with pytest.raises(ValueError, match="init_params"):
+        MCMC(kernel, num_warmup=0, num_samples=10_000, progress_bar=False).run(
+            jax.random.key(0), X, y=Y, init_params={"b": jnp.zeros(9)}
+        )
+    mcmc = run(kernel)
+    assert mcmc.privacy.num_iterations == 10
+    assert mcmc.privacy.eps_spent == pytest.approx(5.0, rel=1e-6)
+
+
+def test_compiling_ahead_with_a_progress_bar_releases_nothing():
+    mcmc = MCMC(penalty(eps=5.0), num_warmup=4, num_samples=6)
+    mcmc._compile(jax.random.key(0), X, y=Y)
+    assert mcmc.privacy.rho_spent == 0
+    mcmc.run(jax.random.key(0), X, y=Y)
+
+
+def test_the_printed_guarantee_is_rounded_up():
+    kernel = penalty(eps=1.2345644, delta=0.1 / 39, num_iterations=5)
+    kernel.init(jax.random.key(0), 0, None, (X,), {"y": Y})
+    assert kernel.privacy.guarantee().startswith("(1.23457, 0.00257)-differentially private")

@@ -224,3 +224,62 @@ def test_an_error_in_the_run_leaves_no_data_behind():
         mcmc.run(jax.random.key(0), X, y=y, group=group, init_params={"b": jnp.zeros(7)})
     assert np.array(SECRET, np.float32).tobytes() not in pickle.dumps(mcmc)
     assert np.array(SECRET).tobytes() not in pickle.dumps(mcmc)
+
+
+def test_pickles_under_add_or_remove_do_not_tell_n():
+    X, y, group = tables()[1]
+    rows = [np.resize(part, (43, *part.shape[1:])) for part in (X, y, group)]
+    kernel = DPPenalty(model, eps=1.0, delta=1e-6, neighboring_relation="add_or_remove_one")
+    mcmc = MCMC(kernel, num_warmup=2, num_samples=4, progress_bar=False)
+    mcmc.run(jax.random.key(0), rows[0], y=rows[1], group=rows[2])
+    again = pickle.loads(pickle.dumps(mcmc))
+    assert again.privacy == mcmc.privacy
+    assert again.privacy.num_rows is None
+
+    def numbers(value, seen):
+        """Every integer that can be reached."""
+        if id(value) in seen or isinstance(value, str | bytes | type):
+            return
+        seen.add(id(value))
+        if isinstance(value, int):
+            yield value
+        elif isinstance(value, np.ndarray | jax.Array):
+            yield from value.shape
+        elif isinstance(value, dict):
+            for item in value.values():
+                yield from numbers(item, seen)
+        elif isinstance(value, list | tuple):
+            for item in value:
+                yield from numbers(item, seen)
+        elif hasattr(value, "__dict__") and not callable(value):
+            yield from numbers(vars(value), seen)
+
+    assert 43 not in set(numbers(vars(again), set()))
+
+
+def test_no_compiled_program_with_the_table_is_kept_on_disk(tmp_path):
+    """JAX's persistent cache keeps programs, and NumPyro's programs hold the arguments."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = [getattr(jax.config, name) for name in names]
+    jax.config.update(names[0], str(tmp_path))
+    jax.config.update(names[1], 0.0)
+    compilation_cache.reset_cache()
+    try:
+        X, y, group = tables()[0]
+        jax.jit(lambda x: x * 3)(np.ones(5)).block_until_ready()
+        kept = len(list(tmp_path.rglob("*")))
+        assert kept  # the cache is on
+        mcmc = MCMC(DPPenalty(model, eps=1.0), num_warmup=2, num_samples=4, progress_bar=False)
+        mcmc.run(jax.random.key(0), X, y=y, group=group)
+        assert not [path for path in tmp_path.rglob("*") if "fori_collect" in path.name]
+        for path in tmp_path.rglob("*"):
+            data = path.read_bytes() if path.is_file() else b""
+            assert np.full(4, SECRET, np.float32).tobytes() not in data
+        jax.jit(lambda x: x * 5)(np.ones(5)).block_until_ready()
+        assert len(list(tmp_path.rglob("*"))) > kept  # and is on again
+    finally:
+        for name, value in zip(names, before, strict=True):
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()

@@ -135,8 +135,8 @@ class DPKernel(MCMCKernel):
         _check_positive_int("num_chains", num_chains)
         private = eps is None or eps < math.inf
         self._default_clips = tuple(name for name, clip in clips.items() if clip is None)
-        clips = {name: DEFAULT_CLIP if clip is None else clip for name, clip in clips.items()}
-        for name, clip in clips.items():
+        self._clips = {name: DEFAULT_CLIP if clip is None else clip for name, clip in clips.items()}
+        for name, clip in self._clips.items():
             if not clip > 0:
                 raise ValueError(f"clip_{name} must be positive, got {clip}")
             if private and math.isinf(clip):
@@ -149,7 +149,6 @@ class DPKernel(MCMCKernel):
         self._eps, self._delta = eps, delta
         self._noise_multipliers = dict(noise_multipliers)
         self._shares = dict(shares)
-        self._clips = dict(clips)
         self._neighboring_relation = neighboring_relation
         self._num_iterations, self._num_chains = num_iterations, num_chains
         self._step_size = step_size
@@ -402,10 +401,14 @@ class DPKernel(MCMCKernel):
     def _settings(self) -> list[tuple[str, Any]]:
         """Everything about the kernel that decides what it asks of the table."""
         plain = (int, float, str, dict, tuple, type(None))
-        own = {"_described", "_separated", "_num_warmup"}
-        return sorted(
-            (name, value) for name, value in vars(self).items() if isinstance(value, plain) and name not in own
-        )
+        other = {
+            "_described",
+            "_separated",
+            "_num_warmup",
+            "_num_iterations",
+            "_num_chains",
+        }  # the plan has the last two
+        return sorted(item for item in vars(self).items() if isinstance(item[1], plain) and item[0] not in other)
 
     # -- One iteration -----------------------------------------------------------------------------------------------
 
