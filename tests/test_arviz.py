@@ -28,16 +28,13 @@ def model(X, y=None, group=None, num_groups=3):
         numpyro.sample("y", dist.Bernoulli(logits=X @ b + a[group]), obs=y)
 
 
+EPS = 500.0  # little noise, so that no chain stands still: pictures and R-hat do not work on constants
+
+
 @pytest.fixture(scope="module")
 def mcmc():
-    mcmc = MCMC(
-        DPHMC(model, eps=8.0),
-        num_warmup=20,
-        num_samples=50,
-        num_chains=2,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    kernel = DPHMC(model, eps=EPS, step_size=0.04, adapt_step_size=False)
+    mcmc = MCMC(kernel, num_warmup=30, num_samples=60, num_chains=2, chain_method="vectorized", progress_bar=False)
     mcmc.run(jax.random.key(0), X, y=Y, group=GROUP, extra_fields=("noise_scale", "adapt_state.step_size", "carry"))
     return mcmc
 
@@ -60,10 +57,10 @@ def test_posterior_and_sample_stats_only(mcmc):
 
 def test_attributes_carry_the_guarantee(mcmc):
     for attributes in (to_arviz(mcmc).attrs, to_arviz(mcmc)["posterior"].attrs):
-        assert attributes["privacy_eps"] == 8.0
+        assert attributes["privacy_eps"] == EPS
         assert attributes["privacy_delta"] == pytest.approx(0.1 / N)
         assert attributes["privacy_neighboring_relation"] == "replace_one"
-        assert json.loads(attributes["privacy_report"])["num_iterations"] == 70
+        assert json.loads(attributes["privacy_report"])["num_iterations"] == 90
 
 
 def test_coordinates_and_dimensions_can_be_named(mcmc):
@@ -82,7 +79,7 @@ def test_summary_plots_and_files(mcmc, tmp_path):
     again = arviz.from_netcdf(str(tmp_path / "fit.nc"))
     assert groups(again) == {"posterior", "sample_stats"}
     np.testing.assert_array_equal(again["posterior"]["b"], idata["posterior"]["b"])
-    assert again["posterior"].attrs["privacy_eps"] == 8.0
+    assert again["posterior"].attrs["privacy_eps"] == EPS
 
 
 @pytest.mark.parametrize("stock", [False, True], ids=["numpyro_dp", "numpyro"])
@@ -102,7 +99,7 @@ def test_predictive_works(mcmc):
     new = _rng.normal(size=(7, 2))
     for fitted in (model, mcmc.sampler.model):
         predicted = Predictive(fitted, mcmc.get_samples())(jax.random.key(1), new, group=np.zeros(7, int))
-        assert predicted["y"].shape == (100, 7)
+        assert predicted["y"].shape == (120, 7)
 
 
 def test_draws_beyond_the_budget_are_left_out():
@@ -128,4 +125,4 @@ def test_other_kernels_are_sent_elsewhere():
 def test_the_summary_ends_with_the_guarantee(mcmc, capsys):
     mcmc.print_summary()
     text = capsys.readouterr().out
-    assert text.index("b[0]") < text.index("(8, 0.002)-differentially private with respect to replacing one row")
+    assert text.index("b[0]") < text.index("(500, 0.002)-differentially private with respect to replacing one row")

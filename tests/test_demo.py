@@ -117,8 +117,8 @@ def test_the_command_runs_and_writes_its_results(tmp_path, capsys):
     assert demo.main([*arguments, "--output", str(output)]) == 0
 
     text = capsys.readouterr().out
-    assert "(7, 4.95e-06)-differentially private with respect to replacing one row of plate 'person_years'" in text
-    assert "(9, 4.95e-06)-differentially private" in text
+    assert "(7, 4.96e-06)-differentially private with respect to replacing one row of plate 'person_years'" in text
+    assert "(9, 4.96e-06)-differentially private" in text
     assert "per ROW" in text
     assert "not per person" in text
     assert "not private, shown here only because these data are public" in text
