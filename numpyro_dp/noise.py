@@ -8,7 +8,7 @@ points, so its tail reaches 9 standard deviations on either side, in float32 pro
 law is below 1e-18 per draw.
 
 No key exists from which the noise could be drawn again. The exception is `NoiseSource` with a seed, for runs that must
-be reproducible; its guarantee holds only while nobody learns that seed, and as long as it is used for one table only.
+be reproducible; its guarantee holds only while nobody learns that seed, and if it is used for one run on one table.
 """
 
 import hashlib

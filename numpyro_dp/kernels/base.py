@@ -415,7 +415,7 @@ class DPKernel(MCMCKernel):
     def _step(self, separated: SeparableModel, target: PrivateTarget, state: DPState) -> DPState:
         rng_key, nonce_key, move_key = random.split(state.rng_key, 3)
         z = separated.ravel(state.z)
-        grant, rho = self._ask(nonce_key, state, z, target)
+        grant, rho = self._ask(nonce_key, state, target)
 
         def move() -> Transition:
             return self._transition(target, grant, move_key, state.i, z, state.adapt_state, state.carry)
@@ -446,9 +446,7 @@ class DPKernel(MCMCKernel):
         chosen = jax.tree.map(lambda yes, no: jnp.where(grant.granted, yes, no), moved, stayed)
         return chosen._replace(rng_key=rng_key)
 
-    def _ask(
-        self, nonce_key: jax.Array, state: DPState, z: jax.Array, target: PrivateTarget
-    ) -> tuple[Grant, jax.Array]:
+    def _ask(self, nonce_key: jax.Array, state: DPState, target: PrivateTarget) -> tuple[Grant, jax.Array]:
         """Charge the next iteration to the ledger; noise and noise multipliers come from there, at run time.
 
         Nothing about the budget is compiled into the step or kept in the state, so neither a stale compilation nor a
@@ -482,7 +480,6 @@ class DPKernel(MCMCKernel):
             _first_numbers((state._replace(rng_key=None), target.rows)),
             _key_data(nonce_key),
             state.i,
-            z,
         )
         grant = Grant(
             granted,
