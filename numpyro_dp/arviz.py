@@ -49,7 +49,7 @@ def to_arviz(
         for name, values in stats.items()
         if isinstance(values, jax.Array | np.ndarray) and not jax.dtypes.issubdtype(values.dtype, jax.dtypes.prng_key)
     }
-    dims = {**_plate_dims(kernel.model, *kernel.without_data(mcmc._args, mcmc._kwargs)), **(dims or {})}
+    dims = {**_plate_dims(kernel.model, mcmc._args, mcmc._kwargs), **(dims or {})}
     groups = {"posterior": posterior, "sample_stats": sample_stats}
     options = {"coords": coords, "dims": {name: list(names) for name, names in dims.items() if name in posterior}}
     results = arviz.from_dict(groups, **options) if _ARVIZ_MAJOR >= 1 else arviz.from_dict(**groups, **options)
@@ -89,7 +89,7 @@ def _number_of_draws(exhausted: Any) -> int | None:
 def _plate_dims(model: Callable, args: tuple, kwargs: dict) -> dict[str, list[str]]:
     """Names of each site's dimensions: its plates, then ``infer={"event_dims": [...]}``; from an abstract trace."""
     leaves, treedef = jax.tree.flatten((args, kwargs))
-    is_array = [isinstance(leaf, jax.Array) and leaf.ndim > 0 for leaf in leaves]
+    is_array = [isinstance(leaf, jax.Array | np.ndarray) and leaf.ndim > 0 for leaf in leaves]
     found: dict[str, list[str]] = {}
 
     def run(arrays: list) -> int:

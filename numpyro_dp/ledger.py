@@ -166,9 +166,9 @@ class Ledger:
         :param context: settings of the kernel that owns the ledger. Two kernels that share a noise seed but not their
             settings draw different noise.
         """
-        if not self.untouched:
-            raise PrivacyBudgetError("the budget of this kernel is committed already, and part of it is spent")
         with self._lock:
+            if any(self._spent.values()):
+                raise PrivacyBudgetError("the budget of this kernel is committed already, and part of it is spent")
             self._plan = plan
             self._spent = dict.fromkeys(plan.counts, 0)
             self._context = repr((plan, context)).encode()
@@ -234,23 +234,22 @@ class Ledger:
         :param shapes: shape of the noise for each kind, ``(releases, dimension)`` or ``(releases,)``.
         :param nonce: see `NoiseSource.draw`.
         """
-        plan, source = self.plan, self._noise
         if min(counts.values()) < 0:
             raise ValueError(f"a release cannot be taken back, got counts {counts}")
-        if not plan.private:
-            with self._lock:
-                for kind, count in counts.items():
-                    self._spent[kind] += count
-            return True, {}
+        source = self._noise
         with self._lock:
-            granted = all(self._spent[kind] + count <= plan.counts[kind] for kind, count in counts.items())
-            granted = granted and source is not None
+            plan = self.plan  # once something is spent it does not change
+            within = all(self._spent[kind] + count <= plan.counts[kind] for kind, count in counts.items())
+            granted = not plan.private or (within and source is not None)
             if granted:  # charged before any noise exists
                 for kind, count in counts.items():
                     self._spent[kind] += count
-            nonce = self._unrepeated(nonce) if granted and self.reproducible else b""
+            if granted and self.reproducible:
+                nonce = self._unrepeated(nonce)
             warn = not granted and not self._warned
             self._warned |= not granted
+        if not plan.private:
+            return True, {}
         if warn:
             warnings.warn(
                 f"the privacy budget (eps={plan.eps:g}) is used up: the chain stands still from here on, and its "

@@ -15,7 +15,7 @@ from numpyro.infer import init_to_uniform, init_to_value
 
 import numpyro_dp.kernels.base
 import numpyro_dp.noise
-from numpyro_dp import DPHMC, MCMC, DPPenalty, PrivacyBudgetError
+from numpyro_dp import DPHMC, MCMC, DPPenalty, PrivacyBudgetError, UnsupportedModelError
 from numpyro_dp.clipping import BrokenCompilerError
 
 N, D = 60, 3
@@ -585,3 +585,11 @@ def test_the_printed_guarantee_is_rounded_up():
     kernel = penalty(eps=1.2345644, delta=0.1 / 39, num_iterations=5)
     kernel.init(jax.random.key(0), 0, None, (X,), {"y": Y})
     assert kernel.privacy.guarantee().startswith("(1.23457, 0.00257)-differentially private")
+
+
+def test_other_arguments_that_are_refused_say_so():
+    """The clean-up after a run must not hide its error."""
+    mcmc = run(penalty(eps=5.0, num_iterations=100, num_chains=2))
+    with pytest.raises(UnsupportedModelError, match=r"numpyro_dp cannot protect the rows"):
+        mcmc.run(jax.random.key(0), X)
+    assert mcmc._args == ()

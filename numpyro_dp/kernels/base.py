@@ -7,7 +7,7 @@ releases and from public randomness, so the whole state may be published; it hol
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -85,8 +85,17 @@ class PrivateTarget:
     def __init__(self, separated: SeparableModel, args: tuple, kwargs: dict):
         self.log_prior = separated.log_prior(args, kwargs)
         self.num_params = separated.num_params
-        self.rows = separated.rows(args, kwargs)
+        self._rows = separated.rows(args, kwargs)
         self._row_log_density = separated.row_log_density(args, kwargs)
+
+    def witness(self, state: Any) -> jax.Array:
+        """A number of every array that a step depends on, for a callback to depend on them, too.
+
+        Whatever a `vmap` batches (chains, step sizes, tables) must reach the callback that charges a step: without
+        batched operands it would be called once, and its noise be shared. The host ignores the numbers.
+        """
+        leaves = jax.tree.leaves((state, self._rows))
+        return jnp.concatenate([jnp.ravel(leaf)[:1].astype(jnp.float32) for leaf in leaves])
 
     def log_ratio(self, z: jax.Array, z_new: jax.Array, bound: jax.Array | float) -> ClippedSum | UnclippedSum:
         """Sum over rows of the change of the row's log density from `z` to `z_new`, each clipped to +-`bound`."""
@@ -94,12 +103,12 @@ class PrivateTarget:
         def ratio(row: tuple) -> jax.Array:
             return self._row_log_density(z_new, row) - self._row_log_density(z, row)
 
-        return clipped_sum(ratio, self.rows, bound)
+        return clipped_sum(ratio, self._rows, bound)
 
     def gradient(self, z: jax.Array, bound: float) -> ClippedSum | UnclippedSum:
         """Sum over rows of the gradient of the row's log density at `z`, each clipped to norm `bound`."""
         gradient = jax.grad(self._row_log_density)
-        return clipped_sum(lambda row: gradient(z, row), self.rows, bound, width=self.num_params)
+        return clipped_sum(lambda row: gradient(z, row), self._rows, bound, width=self.num_params)
 
 
 class DPKernel(MCMCKernel):
@@ -160,7 +169,6 @@ class DPKernel(MCMCKernel):
         self._row_plate, self._private_args = row_plate, private_args
         self._ledger = Ledger(NoiseSource(noise_seed))
         self._separated: dict[Any, SeparableModel] = {}
-        self._last_separated: SeparableModel | None = None
         self._described: dict[str, Any] | None = None
         self._seed_is_guessable = noise_seed is not None and abs(noise_seed) < 2**64
 
@@ -277,10 +285,9 @@ class DPKernel(MCMCKernel):
         )
 
     def without_data(self, model_args: tuple, model_kwargs: dict) -> tuple[tuple, dict]:
-        """The model's arguments with one placeholder row in the place of the table; nothing if they are unusable."""
-        if self._last_separated is None:
-            return (), {}
-        return self._last_separated.without_private(model_args, model_kwargs)
+        """The model's arguments with one placeholder row in the place of the table; nothing if they were refused."""
+        separated = self._known(model_args, model_kwargs)
+        return ((), {}) if separated is None else separated.without_private(model_args, model_kwargs)
 
     @property
     def privacy(self) -> PrivacyReport:
@@ -370,7 +377,6 @@ class DPKernel(MCMCKernel):
 
     def _commit(self, separated: SeparableModel, planned: int | None = None, num_chains: int | None = None) -> None:
         """Fix the plan: of the kernel's own `num_iterations` and `num_chains`, or else as MCMC has planned."""
-        self._last_separated = separated
         if self._num_iterations is not None:
             planned, num_chains = self._num_iterations, self._num_chains
         if self._ledger.committed and (planned is None or not self._ledger.untouched):
@@ -459,7 +465,8 @@ class DPKernel(MCMCKernel):
         shapes = self._noise_shapes(target.num_params) if private else {}
         dtype = jnp.result_type(float)
 
-        def host(counts, _, *nonce):
+        def host(counts, witness, *nonce):
+            del witness  # was needed for tracing only
             counts = dict(zip(kinds, np.asarray(counts).tolist(), strict=True))
             granted, noise = ledger.grant(counts, shapes, b"".join(np.asarray(part).tobytes() for part in nonce))
             multipliers = [ledger.plan.noise_multipliers[kind] for kind in kinds]
@@ -475,9 +482,7 @@ class DPKernel(MCMCKernel):
                 {kind: jax.ShapeDtypeStruct((2, *shape), jnp.int32) for kind, shape in shapes.items()},
             ),
             jnp.stack([jnp.asarray(request[kind], jnp.int32) for kind in kinds]),
-            # Not used on the host. Whatever a `vmap` batches (chains, step sizes, tables) must reach the callback:
-            # a callback without batched operands would be called once, and its noise shared.
-            _first_numbers((state._replace(rng_key=None), target.rows)),
+            target.witness(state._replace(rng_key=None)),
             _key_data(nonce_key),
             state.i,
         )
@@ -589,37 +594,38 @@ class DPKernel(MCMCKernel):
         return {name: jnp.asarray(init_params[name], zero.dtype) for name, zero in separated.prototype.items()}
 
     def _separate(self, args: tuple, kwargs: dict) -> SeparableModel:
-        leaves, treedef = jax.tree.flatten((args, kwargs))
-        key = (treedef, *(_signature(leaf) for leaf in leaves))
-        try:
-            separated = self._separated.get(key)
-        except TypeError:  # an argument that is neither an array nor hashable
-            return separate(self._model, args, kwargs, self._row_plate, self._private_args)
+        """The model for arguments of these shapes: checked once, and again only for other shapes."""
+        separated = self._known(args, kwargs)
         if separated is None:
             separated = separate(self._model, args, kwargs, self._row_plate, self._private_args)
-            self._separated[key] = separated
+            self._separated[_signature(args, kwargs)] = separated
         return separated
+
+    def _known(self, args: tuple, kwargs: dict) -> SeparableModel | None:
+        return self._separated.get(_signature(args, kwargs))
 
     def __getstate__(self):
         state = self.__dict__.copy()
         # They hold jitted closures, and shapes: under add/remove the number of rows is private.
-        state["_separated"], state["_last_separated"] = {}, None
+        state["_separated"] = {}
         return state
-
-
-def _first_numbers(tree: Any) -> jax.Array:
-    """The first number of every leaf."""
-    leaves = [jnp.ravel(leaf)[:1].astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
-    return jnp.concatenate(leaves)
 
 
 def _key_data(key: jax.Array) -> jax.Array:
     return random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
 
 
-def _signature(leaf: Any) -> Any:
-    shape = getattr(leaf, "shape", None)
-    return (shape, str(leaf.dtype)) if shape is not None and hasattr(leaf, "dtype") and shape != () else leaf
+def _signature(args: tuple, kwargs: dict) -> tuple:
+    """Structure, shapes and dtypes of the arguments, and values of what is no array."""
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+    return (treedef, *(_leaf_signature(leaf) for leaf in leaves))
+
+
+def _leaf_signature(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray | np.generic | jax.Array):
+        value = leaf.item() if leaf.shape == () and not isinstance(leaf, jax.core.Tracer) else None  # a public number
+        return leaf.shape, str(leaf.dtype), value
+    return leaf if isinstance(leaf, Hashable) else id(leaf)
 
 
 def _private_leaves(separated: SeparableModel, args: tuple, kwargs: dict) -> list:
