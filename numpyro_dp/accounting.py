@@ -14,15 +14,14 @@ floats in, plain floats out; nothing here depends on JAX.
 """
 
 import math
+from collections.abc import Callable, Sequence
 
-from dp_accounting import DpEvent, GaussianDpEvent, NeighboringRelation, SelfComposedDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent, SelfComposedDpEvent
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-NEIGHBORING_RELATIONS = {
-    "replace_one": NeighboringRelation.REPLACE_ONE,
-    "add_or_remove_one": NeighboringRelation.ADD_OR_REMOVE_ONE,
-}
+from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS as NEIGHBORING_RELATIONS
+from numpyro_dp.mechanisms import Mechanism
 
 MIN_EPS, MIN_DELTA = 1e-4, 1e-30
 """Below these the formulas lose digits to cancellation, and no posterior can come of such a budget."""
@@ -153,3 +152,34 @@ def _check_delta(delta: float) -> None:
 def _check(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
+
+
+Releases = Sequence[tuple[Mechanism, int]]
+"""What a run releases: each mechanism with its number of releases."""
+
+
+def composed_eps(releases: Releases, delta: float, relation: str, accountant: str = "best") -> float:
+    """The ``eps`` at which all `releases` together are ``(eps, delta)``-DP, rounded up."""
+    raise NotImplementedError
+
+
+def composed_delta(releases: Releases, eps: float, relation: str, accountant: str = "best") -> float:
+    """The ``delta`` at which all `releases` together are ``(eps, delta)``-DP, rounded up."""
+    raise NotImplementedError
+
+
+def compare(releases: Releases, delta: float, relation: str) -> dict[str, float]:
+    """``eps`` by every accountant that applies."""
+    raise NotImplementedError
+
+
+def calibrate(
+    releases_at: Callable[[float], Releases],
+    eps: float,
+    delta: float,
+    relation: str,
+    low: float = 1e-3,
+    high: float = 1e6,
+) -> float:
+    """The smallest scale whose releases cost at most `eps`; the noise multipliers grow with the scale."""
+    raise NotImplementedError
