@@ -13,7 +13,7 @@ from scipy.special import expit, logit
 from numpyro_dp.kernels import barker_correction
 from numpyro_dp.kernels.barker_correction import exponential_correction, logistic_correction
 
-COUNT = 300_000
+COUNT = 200_000
 
 
 @lru_cache
@@ -126,7 +126,7 @@ def test_noise_plus_correction_is_logistic(variance, precision):
     v = draws(logistic_correction, variance, precision).ravel()
 
     def p_value(noise_variance):
-        return stats.kstest(v + math.sqrt(noise_variance) * noise(), "logistic").pvalue
+        return stats.kstest(v + math.sqrt(noise_variance) * noise(), "logistic", method="asymp").pvalue
 
     # Seeds fixed. At a variance of 2 the law itself is wrong by 8e-4, which is half a standard error of this test.
     assert p_value(variance) > 1e-5
@@ -246,7 +246,7 @@ def test_exponential_draws_are_finite_and_reach_far(words, precision, monkeypatc
 def test_exponential_draws_have_their_law(precision):
     v = draws(exponential_correction, 1.0, precision)
     assert v.dtype == precision
-    assert stats.kstest(v.ravel() + 0.5, "expon").pvalue > 1e-5
+    assert stats.kstest(v.ravel() + 0.5, "expon", method="asymp").pvalue > 1e-5
 
 
 @pytest.mark.parametrize("variance", [0.0, -1.0, math.pi**2 / 3, 4, math.inf, math.nan])
