@@ -1,12 +1,34 @@
 """Differentially private MCMC for NumPyro."""
 
 from numpyro_dp.arviz import to_arviz
+from numpyro_dp.kernels.barker import DPBarker
 from numpyro_dp.kernels.hmc import DPHMC
 from numpyro_dp.kernels.penalty import DPPenalty
-from numpyro_dp.ledger import PrivacyBudgetError, PrivacyReport
+from numpyro_dp.kernels.sghmc import DPSGHMC
+from numpyro_dp.kernels.sgld import DPSGLD
+from numpyro_dp.kernels.sgnht import DPSGNHT
+from numpyro_dp.kernels.stochastic_gradient import decreasing_steps
+from numpyro_dp.ledger import PrivacyBudgetError
 from numpyro_dp.mcmc import MCMC
 from numpyro_dp.model import UnsupportedModelError
+from numpyro_dp.report import PrivacyReport
+from numpyro_dp.subsampling import FixedBatches, PoissonBatches
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["DPHMC", "MCMC", "DPPenalty", "PrivacyBudgetError", "PrivacyReport", "UnsupportedModelError", "to_arviz"]
+__all__ = [
+    "DPHMC",
+    "DPSGHMC",
+    "DPSGLD",
+    "DPSGNHT",
+    "MCMC",
+    "DPBarker",
+    "DPPenalty",
+    "FixedBatches",
+    "PoissonBatches",
+    "PrivacyBudgetError",
+    "PrivacyReport",
+    "UnsupportedModelError",
+    "decreasing_steps",
+    "to_arviz",
+]

@@ -44,7 +44,8 @@ _BLOCK = 128  # rows whose steps add up in int32: 128 * 2**23 = 2**30
 class ClippedSum(NamedTuple):
     """A sum over rows on the integer grid; made by `clipped_sum` only.
 
-    :ivar hi, lo: the sum in steps is ``hi * 2**24 + lo``; scalars, or vectors of the same length.
+    :ivar hi, lo: the sum in steps is ``hi * 2**24 + lo``; scalars, or vectors of the same length; with owners, one
+        such sum for each of them, on a leading axis.
     :ivar bound: largest norm of one row's contribution, in real units.
     """
 
@@ -64,11 +65,24 @@ def sensitivity_steps(neighboring_relation: str) -> int:
     return {"replace_one": 2 * GRID, "add_or_remove_one": GRID}[neighboring_relation]
 
 
+class Owners(NamedTuple):
+    """Whose row each one is; public.
+
+    :ivar index: owner number of each row.
+    :ivar count: how many owners there are.
+    """
+
+    index: jax.Array
+    count: int
+
+
 def clipped_sum(
     per_row: Callable[[tuple], jax.Array],
     rows: Sequence[jax.Array],
     bound: jax.Array | float,
     width: int = 1,
+    size: jax.Array | None = None,
+    owners: Owners | None = None,
 ) -> ClippedSum | UnclippedSum:
     """Sum `per_row` over the rows, each contribution clipped to norm `bound`.
 
@@ -76,8 +90,11 @@ def clipped_sum(
     :param rows: arrays with the rows on the leading axis.
     :param bound: at least 0, in the units of `per_row`. The Python float ``inf`` gives an `UnclippedSum`.
     :param width: about how many numbers one row needs, which decides how many rows are taken at once.
+    :param size: only the first so many rows count. Default: all of them. May be 0.
+    :param owners: one sum for each owner, on a leading axis, instead of one in all.
     """
     num_rows = rows[0].shape[0]
+    size = num_rows if size is None else size
     result = jax.eval_shape(per_row, tuple(row[:1] for row in rows))
     dtype = jnp.promote_types(result.dtype, jnp.float32)  # the grid is too fine for 16-bit floats
     clip: bool = not (isinstance(bound, float) and math.isinf(bound))
@@ -89,11 +106,21 @@ def clipped_sum(
         # The barrier is for safety first: were a row's value computed twice, for its norm and for the sum, the two
         # could differ by rounding, and the clip would be that of another vector. It is also faster.
         values = lax.optimization_barrier(values.astype(dtype))
-        fresh = start + jnp.arange(chunk) >= counted
+        position = start + jnp.arange(chunk)
+        counts = _align((position >= counted) & (position < size), values)
         if not clip:
-            return (jnp.sum(jnp.where(_align(fresh, values), values, 0), 0),)
+            return (_sum_values(jnp.where(counts, values, 0), start),)
         steps = (_scalar_steps if values.ndim == 1 else _vector_steps)(values, bound)
-        return _sum_steps(jnp.where(_align(fresh, steps), steps, 0))
+        return _sum_steps(jnp.where(counts, steps, 0), _owners_of(start))
+
+    def _owners_of(start: jax.Array) -> Owners | None:
+        if owners is None:
+            return None
+        return Owners(lax.dynamic_slice_in_dim(jnp.asarray(owners.index), start, chunk), owners.count)
+
+    def _sum_values(values: jax.Array, start: jax.Array) -> jax.Array:
+        whose = _owners_of(start)
+        return jnp.sum(values, 0) if whose is None else jax.ops.segment_sum(values, whose.index, whose.count)
 
     def add_chunk(k: jax.Array, total: tuple) -> tuple:
         counted = k * chunk
@@ -104,11 +131,71 @@ def clipped_sum(
         lo = total[1] + part[1]
         return total[0] + part[0] + (lo >> 24), lo & (_LIMB - 1)
 
-    zero = jnp.zeros(result.shape, jnp.int32 if clip else dtype)
+    shape = result.shape if owners is None else (owners.count, *result.shape)
+    zero = jnp.zeros(shape, jnp.int32 if clip else dtype)
     total = lax.fori_loop(0, -(-num_rows // chunk), add_chunk, (zero,) if not clip else (zero, zero))
     if not clip:
         return UnclippedSum(total[0])
     return ClippedSum(total[0], total[1], jnp.asarray(bound, dtype))
+
+
+class ClippedMoments(NamedTuple):
+    """Exact integer moments of the clipped scalars of one batch of fixed size; private, see `penalized_sum`.
+
+    :ivar first, second: sum of the rows' values in steps of ``bound / 2**15``, and of their squares; as floats.
+    :ivar size: rows in the batch.
+    :ivar bound: largest absolute value of one row, in real units.
+    """
+
+    first: jax.Array
+    second: jax.Array
+    size: int
+    bound: jax.Array
+
+
+def clipped_moments(
+    per_row: Callable[[tuple], jax.Array], rows: Sequence[jax.Array], bound: jax.Array | float
+) -> ClippedMoments:
+    """Moments of the scalar `per_row` over `rows`, each value clipped to +-`bound` and rounded to 2**-15 of it."""
+    size = rows[0].shape[0]
+    values = jax.vmap(per_row)(tuple(row[:, None] for row in rows))
+    dtype = jnp.promote_types(values.dtype, jnp.float32)
+    steps = (_scalar_steps(lax.optimization_barrier(values.astype(dtype)), bound) + 2**7) >> 8  # rounded
+
+    def exact_sum(terms: jax.Array) -> jax.Array:
+        def add(k: jax.Array, total: tuple) -> tuple:
+            hi, lo = _sum_steps(lax.dynamic_slice_in_dim(padded, k * chunk, chunk))
+            return total[0] + hi + ((total[1] + lo) >> 24), (total[1] + lo) & (_LIMB - 1)
+
+        chunk = min(_CHUNK_ROWS[1], size)
+        chunks = -(-size // chunk)
+        padded = jnp.pad(terms, (0, chunks * chunk - size))
+        hi, lo = lax.fori_loop(0, chunks, add, (jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)))
+        return hi.astype(dtype) * _LIMB + lo.astype(dtype)
+
+    # A square has 30 bits: its two halves are summed apart, so that no partial sum leaves 32 bits.
+    squares = steps * steps
+    second = exact_sum(squares >> 15) * 2**15 + exact_sum(squares & (2**15 - 1))
+    return ClippedMoments(exact_sum(steps), second, size, jnp.asarray(bound, dtype))
+
+
+def penalized_sum(moments: ClippedMoments, weight: float, factor: float) -> ClippedSum:
+    """``weight * sum_i r_i - v / 2`` with ``v = weight**2 * factor * sum_i (r_i - mean)**2``, as one clipped sum.
+
+    **Formal guarantee.** Replacing one row of the batch moves it by at most ``2 w c + 2 w^2 c^2 (1 - 1/b) factor`` for
+    rows within +-c (tight: all other rows at c, one that moves from -c to c), which is the sensitivity ``2 * bound`` of
+    the result. Rounding is allowed for.
+    """
+    size, unit = moments.size, moments.bound / 2**15
+    spread = moments.second - moments.first * (moments.first / size)
+    value = weight * unit * moments.first - weight**2 * factor * unit**2 * spread / 2
+    largest = weight * moments.bound + weight**2 * moments.bound**2 * (1 - 1 / size) * factor
+    # The integers are exact; of the float operations on them, each is off by at most eps times the largest value, which
+    # is below `size` times `largest`.
+    bound = largest * (1 + 8 * size * float(jnp.finfo(value.dtype).eps) + 1e-6)
+    steps = jnp.where(bound > 0, jnp.round(value * (GRID / bound)), 0)
+    hi = jnp.floor(steps / _LIMB)
+    return ClippedSum(hi.astype(jnp.int32), (steps - hi * _LIMB).astype(jnp.int32), bound)
 
 
 def chunk_rows(width: int) -> int:
@@ -147,8 +234,11 @@ def _vector_steps(values: jax.Array, bound: jax.Array | float) -> jax.Array:
     return jnp.round(jnp.where(usable, scaled * factor, 0)).astype(jnp.int32)
 
 
-def _sum_steps(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _sum_steps(steps: jax.Array, owners: Owners | None = None) -> tuple[jax.Array, jax.Array]:
     """Exact sum over the leading axis (at most 2**17 rows of at most `GRID` steps), in int32 throughout."""
+    if owners is not None:
+        high = jax.ops.segment_sum(steps >> 12, owners.index, owners.count)
+        return _normalize(high, jax.ops.segment_sum(steps & 4095, owners.index, owners.count))
     blocks = -(-steps.shape[0] // _BLOCK)
     padding = [(0, blocks * _BLOCK - steps.shape[0])] + [(0, 0)] * (steps.ndim - 1)
     in_blocks = jnp.sum(jnp.pad(steps, padding).reshape(blocks, _BLOCK, *steps.shape[1:]), 1, jnp.int32)

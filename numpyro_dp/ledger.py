@@ -1,34 +1,90 @@
-"""The budget of one kernel, and the report on it.
+"""The budget of one kernel: what will be released, and who may release it.
 
 A kernel owns one `Ledger`. Its plan (how much noise, how many releases) is fixed before the first look at the data and
 never changes; the guarantee that a report states is that of the plan. The ledger lives on the host and hands out the
-noise itself, release by release, so the budget cannot be overrun whatever drives the kernel: another chain, a second
-`run`, a state that is used twice, a hand-written loop. Without a grant there is no noise, and without noise a step
-releases nothing.
+noise and the batches themselves, release by release, so the budget cannot be overrun whatever drives the kernel:
+another chain, a second `run`, a state that is used twice, a hand-written loop. Without a grant there is no noise, and
+without noise a step releases nothing.
 """
 
 import collections
 import dataclasses
-import decimal
 import hashlib
-import json
 import math
-import textwrap
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from dp_accounting import ComposedDpEvent, DpEvent
 
 from numpyro_dp import accounting
+from numpyro_dp.mechanisms import Gaussian, Mechanism
 from numpyro_dp.noise import MAX_NOISE_MULTIPLIER, NoiseSource
+from numpyro_dp.subsampling import ALL_ROWS, AllRows, Batches
 
 
 class PrivacyBudgetError(RuntimeError):
     """A run would release more than the budget allows, or asks for a budget that makes no sense."""
+
+
+class Wanted(NamedTuple):
+    """One kind of release as a kernel wants it, before its noise is known.
+
+    :ivar mechanisms: from a noise multiplier to the mechanism; or, for noise that follows a schedule, to one mechanism
+        for each iteration of a chain. More noise for a larger argument.
+    :ivar counts: how many releases of each of these mechanisms, over all chains.
+    :ivar share: fraction of the budget.
+    """
+
+    mechanisms: Callable[[float], tuple[Mechanism, ...]]
+    counts: tuple[int, ...]
+    share: float = 1.0
+
+
+class Releases(NamedTuple):
+    """One kind of release as it is planned.
+
+    :ivar mechanisms: one for all iterations, or one for each iteration of a chain.
+    :ivar counts: how many releases of each there may be, over all chains.
+    """
+
+    mechanisms: tuple[Mechanism, ...]
+    counts: tuple[int, ...]
+
+    def stage(self, iteration: int) -> int | None:
+        """Which of the mechanisms is that of an iteration; None if the plan does not reach so far."""
+        if len(self.mechanisms) == 1:
+            return 0
+        return iteration if 0 <= iteration < len(self.mechanisms) else None
+
+
+class Request(NamedTuple):
+    """What one iteration asks for.
+
+    :ivar count: how many releases will be made.
+    :ivar shape: shape of the noise, ``(at least count, ...)``.
+    :ivar batches: how rows are drawn, for each entry of the leading axis of `shape`.
+    """
+
+    count: int
+    shape: tuple[int, ...]
+    batches: Batches = ALL_ROWS
+
+
+class Drawn(NamedTuple):
+    """What the ledger hands out for one request; secret.
+
+    :ivar noise_multiplier: of the mechanism that was granted.
+    :ivar noise: int32 of shape ``(2, *shape)``, as from `NoiseSource.draw`; None without privacy.
+    :ivar indices, sizes: the batches, or None where all rows are used.
+    """
+
+    noise_multiplier: float
+    noise: np.ndarray | None
+    indices: np.ndarray | None
+    sizes: np.ndarray | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,16 +92,14 @@ class Plan:
     """What will be released about the table, decided before it is looked at.
 
     :ivar eps, delta: the guarantee. ``eps=inf`` means no noise and no privacy.
-    :ivar noise_multipliers: for each kind of release, noise standard deviation over L2 sensitivity.
-    :ivar counts: for each kind of release, how many there may be, over all chains and iterations.
+    :ivar kinds: for each kind of release, the mechanisms and how many there may be.
     :ivar num_rows: n; None with ``add_or_remove_one``, where it is private.
     """
 
     eps: float
     delta: float
     neighboring_relation: str
-    noise_multipliers: Mapping[str, float]
-    counts: Mapping[str, int]
+    kinds: Mapping[str, Releases]
     num_iterations: int
     num_chains: int
     num_rows: int | None
@@ -54,23 +108,17 @@ class Plan:
     def private(self) -> bool:
         return self.eps < math.inf
 
-    @property
-    def rho(self) -> float:
-        """Total cost of everything planned: the zCDP parameter, see `numpyro_dp.accounting`."""
-        return self.rho_of(self.counts)
 
-    def rho_of(self, counts: Mapping[str, int]) -> float:
-        return sum(accounting.releases_rho(self.noise_multipliers[kind], count) for kind, count in counts.items())
-
-    def event(self, counts: Mapping[str, int] | None = None) -> DpEvent:
-        """The releases as a dp_accounting event, for composition with other analyses of the same table."""
-        return ComposedDpEvent(
-            [
-                accounting.gaussian_event(self.noise_multipliers[kind], count, self.neighboring_relation)
-                for kind, count in (self.counts if counts is None else counts).items()
-                if count
-            ]
-        )
+def flat_releases(
+    kinds: Mapping[str, Releases], counts: Mapping[str, Sequence[int]] | None = None
+) -> tuple[tuple[Mechanism, int], ...]:
+    """Planned releases, or `counts` of them, as `numpyro_dp.accounting` takes them."""
+    return tuple(
+        (mechanism, int(count))
+        for name, kind in kinds.items()
+        for mechanism, count in zip(kind.mechanisms, kind.counts if counts is None else counts[name], strict=True)
+        if count
+    )
 
 
 def plan_for_budget(
@@ -78,28 +126,39 @@ def plan_for_budget(
     eps: float,
     delta: float,
     neighboring_relation: str,
-    counts: Mapping[str, int],
-    shares: Mapping[str, float],
+    wanted: Mapping[str, Wanted],
     num_iterations: int,
     num_chains: int,
     num_rows: int | None,
 ) -> Plan:
-    """The plan with the least noise that is ``(eps, delta)``-DP: each kind of release gets its share of the budget.
+    """The plan with the least noise that is ``(eps, delta)``-DP: each kind of release gets its share of the budget."""
+    wanted = {name: kind for name, kind in wanted.items() if sum(kind.counts)}
+    if eps == math.inf:
+        multipliers = dict.fromkeys(wanted, 0.0)
+    elif all(isinstance(m, Gaussian) for kind in wanted.values() for m in kind.mechanisms(1.0)[:2]) and not any(
+        len(kind.counts) > 1 for kind in wanted.values()
+    ):
+        rho = accounting.gaussian_rho(eps, delta)
+        multipliers = {
+            name: accounting.noise_multiplier_for(kind.share * rho, kind.counts[0]) for name, kind in wanted.items()
+        }
+    else:
+        base = {name: math.sqrt(sum(kind.counts) / kind.share) for name, kind in wanted.items()}
 
-    :param counts: how many releases of each kind, over all chains and iterations.
-    :param shares: fractions of ``rho``, adding up to 1.
-    """
-    rho = accounting.gaussian_rho(eps, delta) if eps < math.inf else math.inf
-    multipliers = {
-        kind: accounting.noise_multiplier_for(shares[kind] * rho, count) for kind, count in counts.items() if count
-    }
-    for kind, multiplier in multipliers.items():
-        if multiplier > MAX_NOISE_MULTIPLIER:
+        def releases_at(scale: float) -> tuple:
+            return flat_releases(_planned(wanted, {name: scale * base[name] for name in wanted}))
+
+        scale = accounting.calibrate(releases_at, eps, delta, neighboring_relation)
+        multipliers = {name: scale * base[name] for name in wanted}
+    kinds = _planned(wanted, multipliers)
+    for name, releases in kinds.items():
+        largest = max(mechanism.noise_multiplier for mechanism in releases.mechanisms)
+        if largest > MAX_NOISE_MULTIPLIER:
             raise PrivacyBudgetError(
-                f"eps={eps:g} over {counts[kind]} {kind} releases needs a noise multiplier of {multiplier:.3g}, above "
-                f"{MAX_NOISE_MULTIPLIER:.3g}: no posterior can come of it. Raise eps or run fewer iterations"
+                f"eps={eps:g} over {sum(releases.counts)} {name} releases needs a noise multiplier of {largest:.3g}, "
+                f"above {MAX_NOISE_MULTIPLIER:.3g}: no posterior can come of it. Raise eps or run fewer iterations"
             )
-    return Plan(eps, delta, neighboring_relation, multipliers, dict(counts), num_iterations, num_chains, num_rows)
+    return Plan(eps, delta, neighboring_relation, kinds, num_iterations, num_chains, num_rows)
 
 
 def plan_for_noise(
@@ -107,15 +166,21 @@ def plan_for_noise(
     noise_multipliers: Mapping[str, float],
     delta: float,
     neighboring_relation: str,
-    counts: Mapping[str, int],
+    wanted: Mapping[str, Wanted],
     num_iterations: int,
     num_chains: int,
     num_rows: int | None,
 ) -> Plan:
     """The plan with given noise multipliers; its ``eps`` is what that costs."""
-    used = {kind: noise_multipliers[kind] for kind, count in counts.items() if count}
-    plan = Plan(math.inf, delta, neighboring_relation, used, dict(counts), num_iterations, num_chains, num_rows)
-    return dataclasses.replace(plan, eps=accounting.gaussian_eps(delta, plan.rho))
+    kinds = _planned({name: kind for name, kind in wanted.items() if sum(kind.counts)}, noise_multipliers)
+    eps = accounting.composed_eps(flat_releases(kinds), delta, neighboring_relation)
+    return Plan(eps, delta, neighboring_relation, kinds, num_iterations, num_chains, num_rows)
+
+
+def _planned(wanted: Mapping[str, Wanted], noise_multipliers: Mapping[str, float]) -> dict[str, Releases]:
+    return {
+        name: Releases(kind.mechanisms(noise_multipliers[name]), tuple(kind.counts)) for name, kind in wanted.items()
+    }
 
 
 class Ledger:
@@ -129,7 +194,7 @@ class Ledger:
         self.reproducible = noise is not None and noise.reproducible
         self._lock = threading.Lock()
         self._plan: Plan | None = None
-        self._spent: dict[str, int] = {}
+        self._spent: dict[str, list[int]] = {}
         self._table: tuple | None = None
         self._context = b""
         self._repeats: collections.Counter[bytes] = collections.Counter()
@@ -158,7 +223,7 @@ class Ledger:
     @property
     def untouched(self) -> bool:
         """Whether nothing has been released yet, so that the plan may still change."""
-        return not any(self.spent().values())
+        return not any(map(any, self.spent().values()))
 
     def commit(self, plan: Plan, context: str = "") -> None:
         """Fix the plan. It cannot change once something has been released.
@@ -167,10 +232,10 @@ class Ledger:
             settings draw different noise.
         """
         with self._lock:
-            if any(self._spent.values()):
+            if any(map(any, self._spent.values())):
                 raise PrivacyBudgetError("the budget of this kernel is committed already, and part of it is spent")
             self._plan = plan
-            self._spent = dict.fromkeys(plan.counts, 0)
+            self._spent = {name: [0] * len(kind.counts) for name, kind in plan.kinds.items()}
             self._context = repr((plan, context)).encode()
 
     def bind_table(self, leaves: Sequence[Any]) -> None:
@@ -192,19 +257,17 @@ class Ledger:
                 "for other data, or pass the very same array objects to continue"
             )
 
-    def spent(self) -> dict[str, int]:
-        """Releases of each kind so far."""
+    def spent(self) -> dict[str, tuple[int, ...]]:
+        """Releases of each kind so far, for each of its mechanisms."""
         with self._lock:
-            return dict(self._spent)
+            return {name: tuple(counts) for name, counts in self._spent.items()}
 
-    def left(self) -> dict[str, int]:
-        """Releases of each kind that the plan still allows."""
-        with self._lock:
-            return {kind: count - self._spent[kind] for kind, count in self.plan.counts.items()}
-
-    def require(self, counts: Mapping[str, int], what: str) -> None:
+    def require(self, counts: Mapping[str, int], num_iterations: int, start: int | None, what: str) -> None:
         """Check that `counts` releases are left.
 
+        :param counts: releases of each kind in all.
+        :param num_iterations: in how many iterations of a chain they are made, equally many in each.
+        :param start: how many iterations the chains have done before; None if that is not known.
         :raises PrivacyBudgetError: naming what is left and the ways out.
         """
         if self.closed:
@@ -212,44 +275,58 @@ class Ledger:
                 "this kernel is a copy or was unpickled: it keeps results, not budget, which stays with the original. "
                 "Make a new kernel with a budget of its own"
             )
-        plan, left = self.plan, self.left()
-        short = [kind for kind, count in counts.items() if left[kind] < count]
+        plan, spent = self.plan, self.spent()
+        short = []
+        for name, count in counts.items():
+            if name not in plan.kinds:
+                continue
+            left = np.subtract(plan.kinds[name].counts, spent[name])
+            if len(left) > 1 and start is not None:  # of each iteration's own releases
+                within = start + num_iterations <= len(left) and bool(
+                    (left[start : start + num_iterations] >= count / num_iterations).all()
+                )
+            else:
+                within = left.sum() >= count
+            if not within:
+                short.append(f"{left.sum()} of {count} {name} releases")
         if short and plan.private:
-            listed = ", ".join(f"{left[kind]} of {counts[kind]} {kind} releases" for kind in short)
             raise PrivacyBudgetError(
                 f"the privacy budget (eps={plan.eps:g}, planned for {plan.num_chains} chain(s) of "
-                f"{plan.num_iterations} iterations) does not allow {what}: {listed} left. Nothing was released. "
-                "Keep part of the budget for later runs by giving the kernel `num_iterations=` larger than one run "
-                "needs, or make a new kernel, whose eps adds to this one"
+                f"{plan.num_iterations} iterations) does not allow {what}: {', '.join(short)} left. Nothing was "
+                "released. Keep part of the budget for later runs by giving the kernel `num_iterations=` larger than "
+                "one run needs, or make a new kernel, whose eps adds to this one"
             )
 
     def grant(
-        self, counts: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]], nonce: bytes
-    ) -> tuple[bool, dict[str, np.ndarray]]:
-        """Charge `counts` releases and draw their noise; or, if the plan does not allow them, neither.
+        self, requests: Mapping[str, Request], iteration: int, num_rows: int, nonce: bytes
+    ) -> tuple[bool, dict[str, Drawn]]:
+        """Charge the requested releases and draw their noise and batches; or, if the plan does not allow them, neither.
 
         A plan without privacy grants everything, with no noise, and keeps the books.
 
-        :param counts: releases of each kind that the caller will make.
-        :param shapes: shape of the noise for each kind, ``(releases, dimension)`` or ``(releases,)``.
+        :param iteration: how many iterations the chain has done: it decides the noise where that follows a schedule.
+        :param num_rows: rows to draw batches from.
         :param nonce: see `NoiseSource.draw`.
         """
-        if min(counts.values()) < 0:
-            raise ValueError(f"a release cannot be taken back, got counts {counts}")
+        for name, request in requests.items():
+            if request.count < 0:
+                raise ValueError(f"a release cannot be taken back, got a count of {request.count} for {name}")
         source = self._noise
         with self._lock:
             plan = self.plan  # once something is spent it does not change
-            within = all(self._spent[kind] + count <= plan.counts[kind] for kind, count in counts.items())
+            stages = {name: plan.kinds[name].stage(iteration) for name in requests}
+            within = all(
+                stage is not None and self._spent[name][stage] + requests[name].count <= plan.kinds[name].counts[stage]
+                for name, stage in stages.items()
+            )
             granted = not plan.private or (within and source is not None)
             if granted:  # charged before any noise exists
-                for kind, count in counts.items():
-                    self._spent[kind] += count
+                for name, request in requests.items():
+                    self._spent[name][stages[name] or 0] += request.count
             if granted and self.reproducible:
                 nonce = self._unrepeated(nonce)
             warn = not granted and not self._warned
             self._warned |= not granted
-        if not plan.private:
-            return True, {}
         if warn:
             warnings.warn(
                 f"the privacy budget (eps={plan.eps:g}) is used up: the chain stands still from here on, and its "
@@ -258,14 +335,26 @@ class Ledger:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        if not granted or source is None:
-            return False, {kind: np.zeros((2, *shape), np.int32) for kind, shape in shapes.items()}
-        return True, {
-            kind: source.draw(
-                shape, plan.noise_multipliers[kind], plan.neighboring_relation, kind.encode() + b"\0" + nonce
-            )
-            for kind, shape in shapes.items()
-        }
+        if source is None:  # a copy has no noise to give; without privacy it still has batches
+            source = NoiseSource()
+
+        def draw(name: str, request: Request) -> Drawn:
+            mechanism = plan.kinds[name].mechanisms[stages[name] or 0]
+            nonce_of_kind = name.encode() + b"\0" + nonce
+            if not granted:
+                noise = np.zeros((2, *request.shape), np.int32)
+            elif plan.private:
+                noise = source.draw(request.shape, mechanism, plan.neighboring_relation, nonce_of_kind)
+            else:
+                noise = None
+            indices = sizes = None
+            if not isinstance(request.batches, AllRows):
+                generator = source.generator(b"batch\0" + nonce_of_kind)
+                drawn = [request.batches.draw(generator, num_rows) for _ in range(request.shape[0])]
+                indices, sizes = np.stack([d[0] for d in drawn]), np.array([d[1] for d in drawn], np.int32)
+            return Drawn(mechanism.noise_multiplier, noise, indices, sizes)
+
+        return granted, {name: draw(name, request) for name, request in requests.items()}
 
     def _unrepeated(self, nonce: bytes) -> bytes:
         """`nonce` made unique to this kernel and to this draw: the same noise under two queries would cancel out."""
@@ -287,141 +376,3 @@ def _reference(leaf: Any) -> Any:
         return weakref.ref(leaf)
     except TypeError:  # numbers and the like are public
         return lambda: leaf
-
-
-@dataclasses.dataclass(frozen=True)
-class PrivacyReport:
-    """What a run guarantees, what it released, and what the guarantee rests on. Holds nothing private.
-
-    :ivar eps, delta: the guarantee: that of everything the kernel was allowed to release, fixed beforehand.
-    :ivar neighboring_relation: which tables are neighbours.
-    :ivar unit: what one protected unit is.
-    :ivar num_rows: n under replace-one; None under add-or-remove-one, where it is private.
-    :ivar rho: the same guarantee in zCDP terms; costs of independent analyses of one table add up in rho.
-    :ivar releases: for each kind: noise multiplier, planned number, number made, clip bound.
-    :ivar eps_spent: what has been released so far would cost this much. Bookkeeping, not a guarantee: a run that was
-        stopped because of what it released guarantees `eps`.
-    :ivar public_arguments: arguments of the model that were treated as public knowledge.
-    :ivar private_arguments: arguments whose rows are protected.
-    :ivar dropped_sites: deterministic sites left out of the samples, with the reason.
-    :ivar noise: where the noise came from.
-    :ivar assumptions: what the guarantee and the posterior rest on.
-    """
-
-    eps: float
-    delta: float
-    neighboring_relation: str
-    unit: str
-    num_rows: int | None
-    rho: float
-    num_chains: int
-    num_iterations: int
-    releases: Mapping[str, Mapping[str, Any]]
-    eps_spent: float
-    rho_spent: float
-    public_arguments: tuple[str, ...]
-    private_arguments: tuple[str, ...]
-    dropped_sites: Mapping[str, str]
-    noise: str
-    assumptions: tuple[str, ...]
-    kernel: str
-
-    @property
-    def private(self) -> bool:
-        return self.eps < math.inf
-
-    @property
-    def eps_left(self) -> float:
-        """The committed eps minus `eps_spent`; bookkeeping."""
-        return self.eps - self.eps_spent if self.private else math.inf
-
-    @property
-    def events(self) -> tuple[DpEvent, ...]:
-        """Privacy events of everything committed, for dp_accounting's PLD accountant under `neighboring_relation`."""
-        if not self.private:
-            raise ValueError("a run without noise has no privacy event: it is not private")
-        return tuple(
-            accounting.gaussian_event(kind["noise_multiplier"], kind["planned"], self.neighboring_relation)
-            for kind in self.releases.values()
-            if kind["planned"]
-        )
-
-    def eps_at(self, delta: float) -> float:
-        """The guarantee at another delta: every pair ``(eps_at(delta), delta)`` holds at once."""
-        return accounting.gaussian_eps(delta, self.rho) if self.private else math.inf
-
-    def comparison(self) -> dict[str, float]:
-        """eps of the same releases by the exact composition and by the looser zCDP and RDP bounds."""
-        if not self.private:
-            return dict.fromkeys(("exact", "rdp", "zcdp"), math.inf)
-        return {
-            "exact": accounting.gaussian_eps(self.delta, self.rho),
-            "rdp": accounting.rdp_eps(self.delta, self.rho),
-            "zcdp": accounting.zcdp_eps(self.delta, self.rho),
-        }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts; infinities as the string ``"inf"``."""
-        fields = dataclasses.asdict(self)
-        if self.private:
-            fields["events"] = [repr(event) for event in self.events]
-        return _plain(fields)
-
-    def to_json(self, **options: Any) -> str:
-        """`to_dict` as JSON text; `options` go to `json.dumps`."""
-        return json.dumps(self.to_dict(), **options)
-
-    def guarantee(self) -> str:
-        """The guarantee in one line."""
-        if not self.private:
-            return "NOT PRIVATE: run without noise (eps = inf)"
-        relation = {"replace_one": "replacing one", "add_or_remove_one": "adding or removing one"}
-        return (
-            f"({_round_up(self.eps, 6)}, {_round_up(self.delta, 3)})-differentially private with respect to "
-            f"{relation[self.neighboring_relation]} {self.unit}"
-        )
-
-    def __str__(self) -> str:
-        lines = [
-            f"Privacy of this {self.kernel} run",
-            f"  guarantee    {self.guarantee()}",
-            f"  covers       {self.num_chains} chain(s) of {self.num_iterations} iterations, warmup included"
-            + (f"; n = {self.num_rows}" if self.num_rows is not None else "; n is private"),
-        ]
-        if self.private:
-            others = self.comparison()
-            lines += [
-                f"  rho          {self.rho:.6g} (zCDP; looser bounds on eps: RDP {others['rdp']:.4g}, "
-                f"zCDP {others['zcdp']:.4g})",
-                f"  spent        eps {self.eps_spent:.6g} so far (bookkeeping; the guarantee is the line above)",
-            ]
-        for kind, release in self.releases.items():
-            lines.append(
-                f"  {kind:<12} {release['made']} of {release['planned']} releases, "
-                f"noise multiplier {release['noise_multiplier']:.6g}, {release['clip']}"
-            )
-        lines += [
-            f"  private      {', '.join(self.private_arguments)}",
-            f"  public       {', '.join(self.public_arguments) or 'no argument'}",
-            f"  noise        {self.noise}",
-        ]
-        for name, reason in self.dropped_sites.items():
-            lines.append(f"  left out     site '{name}' ({reason})")
-        lines += [f"  assumes      {assumption}" for assumption in self.assumptions]
-        return "\n".join(textwrap.fill(line, 110, subsequent_indent=" " * 15) for line in lines)
-
-
-def _round_up(value: float, digits: int) -> str:
-    """`value` to so many significant digits, never below it."""
-    up = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
-    return f"{float(up.create_decimal(repr(value))):.{digits}g}"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and math.isinf(value):
-        return "inf"
-    return value

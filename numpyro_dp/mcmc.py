@@ -5,11 +5,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from numpyro.infer import mcmc as numpyro_mcmc
 
 from numpyro_dp.kernels.base import DPKernel
-from numpyro_dp.ledger import PrivacyReport
+from numpyro_dp.report import PrivacyReport
 
 
 class MCMC(numpyro_mcmc.MCMC):
@@ -43,11 +44,12 @@ class MCMC(numpyro_mcmc.MCMC):
         :raises PrivacyBudgetError: before anything is released, if the budget does not cover the run.
         :raises UnsupportedModelError: if the model has no log density per row.
         """
-        resumed = self._warmup_state is not None
-        steps = self.num_samples if resumed else self._collection_params["upper"]
+        resumed = self._warmup_state
+        steps = self._collection_params["upper"] if resumed is None else self.num_samples
+        start = 0 if resumed is None else max(1, int(np.max(resumed.i)))
         planned = self.num_warmup + self.num_samples
         try:
-            self.sampler.require_budget(steps, self.num_chains, args, kwargs, planned, resumed)
+            self.sampler.require_budget(steps, self.num_chains, args, kwargs, planned, start)
             with _no_compilation_cache_on_disk():
                 super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
                 jax.block_until_ready(self._last_state)

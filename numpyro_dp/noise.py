@@ -9,6 +9,7 @@ law is below 1e-18 per draw.
 
 No key exists from which the noise could be drawn again. The exception is `NoiseSource` with a seed, for runs that must
 be reproducible; its guarantee holds only while nobody learns that seed, and if it is used for one run on one table.
+Batches are drawn from the same source.
 """
 
 import hashlib
@@ -20,7 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import ndtri
 
-from numpyro_dp.clipping import GRID, ClippedSum, UnclippedSum, sensitivity_steps
+from numpyro_dp.clipping import GRID, ClippedMoments, ClippedSum, sensitivity_steps
+from numpyro_dp.mechanisms import BarkerBatch, LogisticBit, Mechanism
 
 _LIMB = 2**24
 MAX_NOISE_MULTIPLIER = 2.0**25
@@ -48,21 +50,27 @@ class NoiseSource:
     def reproducible(self) -> bool:
         return self._seed is not None
 
-    def draw(
-        self, shape: tuple[int, ...], noise_multiplier: float, neighboring_relation: str, nonce: bytes
-    ) -> np.ndarray:
-        """Noise for one sum of `shape`.
+    def draw(self, shape: tuple[int, ...], mechanism: Mechanism, neighboring_relation: str, nonce: bytes) -> np.ndarray:
+        """Noise for sums of `shape`, of the law and the scale that make their release the `mechanism`.
 
-        :param noise_multiplier: standard deviation over L2 sensitivity.
         :param nonce: distinguishes this draw from every other one; ignored with the operating system's entropy.
         :return: int32 array of shape ``(2, *shape)``: high and low part, as in `GridNoise`.
         """
-        if not 0 <= noise_multiplier <= MAX_NOISE_MULTIPLIER:
-            raise ValueError(f"noise multiplier must lie in [0, {MAX_NOISE_MULTIPLIER:.3g}], got {noise_multiplier}")
+        if not 0 <= mechanism.noise_multiplier <= MAX_NOISE_MULTIPLIER:
+            raise ValueError(
+                f"noise multiplier must lie in [0, {MAX_NOISE_MULTIPLIER:.3g}], got {mechanism.noise_multiplier}"
+            )
         words = np.frombuffer(self._entropy(8 * int(np.prod(shape)), nonce), np.uint64)
-        scale = noise_multiplier * sensitivity_steps(neighboring_relation)
-        steps = np.rint(scale * standard_normal(words)).astype(np.int64).reshape(shape)
+        law = standard_logistic if isinstance(mechanism, LogisticBit) else standard_normal
+        scale = mechanism.noise_multiplier * sensitivity_steps(neighboring_relation)
+        if isinstance(mechanism, BarkerBatch):  # its standard deviation depends on the batch, see `batch_bit`
+            scale = GRID
+        steps = np.rint(scale * law(words)).astype(np.int64).reshape(shape)
         return np.stack([steps >> 24, steps & (_LIMB - 1)]).astype(np.int32)
+
+    def generator(self, nonce: bytes) -> np.random.Generator:
+        """A freshly keyed generator for one batch. Its output is secret and never released."""
+        return np.random.Generator(np.random.Philox(key=int.from_bytes(self._entropy(16, nonce), "big")))
 
     def _entropy(self, size: int, nonce: bytes) -> bytes:
         if self._seed is None:
@@ -83,21 +91,65 @@ def standard_normal(words: np.ndarray) -> np.ndarray:
     return np.where(words & np.uint64(1), magnitude, -magnitude)
 
 
-def release(total: ClippedSum | UnclippedSum, noise: GridNoise | None) -> jax.Array:
-    """``total + noise`` in real units: a Gaussian mechanism with the noise multiplier that `noise` was drawn with.
+def standard_logistic(words: np.ndarray) -> np.ndarray:
+    """One standard logistic per 64-bit word, as `standard_normal`; up to 44 on either side."""
+    tail = ((words >> np.uint64(1)).astype(np.float64) + 0.5) * 2.0**-64
+    magnitude = np.log1p(-tail) - np.log(tail)
+    return np.where(words & np.uint64(1), magnitude, -magnitude)
+
+
+def release(total: ClippedSum, noise: GridNoise | None) -> tuple[jax.Array, jax.Array]:
+    """``total + noise`` in steps of the grid, ``hi * 2**24 + lo``: exact integers.
+
+    A Gaussian mechanism with the noise multiplier that `noise` was drawn with.
 
     :param noise: None only in runs that are declared not private.
     """
-    if isinstance(total, UnclippedSum):
-        if noise is not None:
-            raise TypeError("a sum without a clip bound has no sensitivity: noise cannot make it private")
-        return total.value
-    hi, lo = total.hi, total.lo
-    if noise is not None:
-        hi, lo = hi + noise.hi, lo + noise.lo
-    dtype = total.bound.dtype
-    step = total.bound / GRID
-    return (hi.astype(dtype) * _LIMB + lo.astype(dtype)) * step
+    return (total.hi, total.lo) if noise is None else (total.hi + noise.hi, total.lo + noise.lo)
+
+
+def add_up(hi: jax.Array, lo: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Exact sum over the leading axis of released numbers in steps, each with ``0 <= lo < 2**25``."""
+    low = jnp.sum(lo & 4095, 0, jnp.int32)
+    high = jnp.sum(lo >> 12, 0, jnp.int32) + (low >> 12)
+    return jnp.sum(hi, 0, jnp.int32) + (high >> 12), ((high & 4095) << 12) + (low & 4095)
+
+
+def in_real_units(hi: jax.Array, lo: jax.Array, bound: jax.Array) -> jax.Array:
+    """What was released, in the units of the clip bound."""
+    return (hi.astype(bound.dtype) * _LIMB + lo.astype(bound.dtype)) * (bound / GRID)
+
+
+def release_bit(total: ClippedSum, noise: GridNoise, threshold: jax.Array) -> jax.Array:
+    """Whether ``total + noise > threshold``, and nothing else about them; see `LogisticBit`.
+
+    The comparison is one of integers, so the bit is that of exact logistic noise and of a threshold within one step of
+    the given one.
+    """
+    hi, lo = release(total, noise)
+    steps = jnp.clip(threshold / (total.bound / GRID), -(2.0**53), 2.0**53)
+    steps = jnp.where(total.bound > 0, steps, 0)
+    whole = jnp.floor(steps / _LIMB)
+    part = jnp.floor(steps - whole * _LIMB).astype(jnp.int32)
+    hi, lo = hi + (lo >> 24), lo & (_LIMB - 1)
+    whole = whole.astype(jnp.int32)
+    return (hi > whole) | ((hi == whole) & (lo > part))
+
+
+def release_batch_bit(
+    moments: ClippedMoments, weight: float, variance: float, noise: GridNoise, threshold: jax.Array
+) -> jax.Array:
+    """Whether ``weight * sum_i r_i + N(0, variance - v) > threshold``, ``v = weight**2 * sum_i (r_i - mean)**2``.
+
+    The batch's own variance counts towards `variance`, so that the total is the same for every batch (Heikkilä et al.
+    2019). The noise's standard deviation depends on the rows; therefore nothing but the bit may leave this function.
+    See `BarkerBatch` for what the bit costs.
+    """
+    unit = moments.bound / 2**15
+    spread = moments.second - moments.first * (moments.first / moments.size)
+    scale = jnp.sqrt(jnp.maximum(variance - weight**2 * unit**2 * spread, 0))
+    normal = in_real_units(noise.hi, noise.lo, jnp.ones_like(unit))
+    return weight * unit * moments.first + scale * normal > threshold
 
 
 def noise_scale(bound: jax.Array | float, noise_multiplier: jax.Array, neighboring_relation: str) -> jax.Array:

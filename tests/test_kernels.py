@@ -15,8 +15,22 @@ from numpyro.infer import init_to_uniform, init_to_value
 
 import numpyro_dp.kernels.base
 import numpyro_dp.noise
-from numpyro_dp import DPHMC, MCMC, DPPenalty, PrivacyBudgetError, UnsupportedModelError
+from numpyro_dp import (
+    DPHMC,
+    DPSGHMC,
+    DPSGLD,
+    DPSGNHT,
+    MCMC,
+    DPBarker,
+    DPPenalty,
+    FixedBatches,
+    PoissonBatches,
+    PrivacyBudgetError,
+    UnsupportedModelError,
+    decreasing_steps,
+)
 from numpyro_dp.clipping import BrokenCompilerError
+from numpyro_dp.ledger import Request
 
 N, D = 60, 3
 _rng = np.random.default_rng(0)
@@ -41,6 +55,16 @@ def penalty(**options):
     return DPPenalty(model, **options)
 
 
+def barker(**options):
+    return DPBarker(model, **options)
+
+
+def sghmc(**options):
+    return DPSGHMC(model, **{"num_steps": 3, **options})
+
+
+OWNERS = np.arange(N) % 3
+
 KERNELS = {
     "hmc": hmc,
     "hmc_fresh": lambda **options: hmc(leapfrog="fresh", **options),
@@ -51,13 +75,27 @@ KERNELS = {
     "penalty_component": lambda **options: penalty(one_component=True, **options),
     "penalty_component_guided": lambda **options: penalty(one_component=True, guided=True, **options),
     "penalty_dense": lambda **options: penalty(dense_mass=True, adapt_mass_matrix=True, **options),
+    "penalty_poisson": lambda **options: penalty(batch_size=20, **options),
+    "penalty_fixed": lambda **options: penalty(batch_size=FixedBatches(20), one_component=True, **options),
+    "penalty_owners": lambda **options: penalty(owners=OWNERS, **options),
+    "hmc_owners": lambda **options: hmc(owners=OWNERS, **options),
+    "barker": barker,
+    "barker_gaussian": lambda **options: barker(variance=1.0, guided=True, **options),
+    "barker_logistic": lambda **options: barker(variance=1.0, correction="logistic", one_component=True, **options),
+    "barker_batch": lambda **options: barker(batch_size=20, variance=50.0, **options),
+    "sgld": lambda **options: DPSGLD(model, **options),
+    "sgld_poisson": lambda **options: DPSGLD(model, batch_size=20, num_steps=2, **options),
+    "sgnht_fixed": lambda **options: DPSGNHT(model, batch_size=FixedBatches(20), **options),
+    "sghmc_truncated": lambda **options: sghmc(batch_size=PoissonBatches(20, max_batch_size=24), **options),
+    "sghmc_schedule": lambda **options: sghmc(**{**options, "batch_size": 20, "step_size": decreasing_steps(1e-3)}),
 }
-FEW = ["hmc", "penalty"]
+METROPOLIS = ("hmc", "penalty", "barker")
+FEW = ["hmc", "penalty", "barker", "sgld_poisson"]
 every_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS.keys())
 few_kernels = pytest.mark.parametrize("make", [KERNELS[k] for k in FEW], ids=FEW)
 
 
-def run(kernel, *, stock=False, seed=0, key=jax.random.key, fields=("i", "noise_scale", "rho_spent"), **options):
+def run(kernel, *, stock=False, seed=0, key=jax.random.key, fields=("i", "noise_scale"), **options):
     options = {"num_warmup": 4, "num_samples": 6, "num_chains": 2, "chain_method": "vectorized"} | options
     options.setdefault("progress_bar", False)
     mcmc = (numpyro.infer.MCMC if stock else MCMC)(kernel, **options)
@@ -93,15 +131,21 @@ def test_runs_and_moves(make, precision):
     moved = (jnp.diff(samples["b"], axis=1) != 0).any(-1) | (jnp.diff(samples["scale"], axis=1) != 0)
     assert (moved == extra["accepted"][:, 1:]).all()
     assert moved.any()
-    np.testing.assert_allclose(extra["rho_spent"][:, -1] * 2, mcmc.privacy.rho, rtol=1e-3)
     report = mcmc.privacy
     assert report.eps == 50.0
-    assert report.comparison()["exact"] == pytest.approx(50.0, rel=1e-6)
-    assert report.eps_spent == pytest.approx(50.0, rel=1e-6)
-    assert report.releases["ratio"]["made"] == 60  # 2 chains of 10 + 20 iterations
-    if "grad" in report.releases:
-        per_chain = {"position": 90, "fresh": 120, "reuse": 91}[mcmc.sampler._leapfrog]
-        assert report.releases["grad"]["made"] == report.releases["grad"]["planned"] == 2 * per_chain
+    exact = report.comparison().get("exact")
+    assert report.eps_spent == pytest.approx(50.0, rel=1e-6 if exact else 0.03)
+    assert exact is None or exact == pytest.approx(50.0, rel=1e-6)
+    made = {kind: release["made"] for kind, release in report.releases.items()}
+    kernel = mcmc.sampler
+    if isinstance(kernel, DPHMC):
+        per_chain = {"position": 90, "fresh": 120, "reuse": 91}[kernel._leapfrog]
+        assert made == {"ratio": 60, "grad": 2 * per_chain}  # 2 chains of 10 + 20 iterations
+    elif hasattr(kernel, "_num_steps"):
+        assert made == {"grad": 60 * kernel._num_steps}
+    else:
+        assert made == {"ratio": 60}
+    assert made == {kind: release["planned"] for kind, release in report.releases.items()}
 
 
 @few_kernels
@@ -358,9 +402,10 @@ def test_a_state_of_another_kernel_cannot_lower_the_noise(make):
     strict = make(eps=0.1, num_iterations=2, step_size=0.1, adapt_step_size=False)
     for kernel in (cheap, strict):
         start = kernel.init(jax.random.key(0), 0, None, (X,), {"y": Y})
-    state = jax.jit(lambda s: cheap.sample(s, (X,), {"y": Y}))(start)._replace(rho_spent=jnp.zeros(()))
+    state = jax.jit(lambda s: cheap.sample(s, (X,), {"y": Y}))(start)
     moved = jax.jit(lambda s: strict.sample(s, (X,), {"y": Y}))(state)
-    assert float(moved.rho_spent) == pytest.approx(strict.privacy.rho / 2, rel=1e-3)
+    assert strict.privacy.rho_spent == pytest.approx(strict.privacy.rho / 2, rel=1e-3)
+    assert float(moved.noise_scale) > 20 * float(state.noise_scale)
 
 
 @few_kernels
@@ -543,7 +588,7 @@ def test_tables_and_step_sizes_under_vmap_are_charged_one_by_one():
 def test_releases_cannot_be_taken_back():
     kernel, _ = seeded(penalty)
     with pytest.raises(ValueError, match="cannot be taken back"):
-        kernel._ledger.grant({"ratio": -3}, {"ratio": (1,)}, b"")
+        kernel._ledger.grant({"ratio": Request(-3, (1,))}, 0, N, b"")
 
 
 def test_warmup_and_run_of_the_reused_gradient():

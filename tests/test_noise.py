@@ -8,12 +8,23 @@ import pytest
 from scipy import stats
 
 import numpyro_dp.noise
-from numpyro_dp.clipping import GRID, ClippedSum, UnclippedSum, clipped_sum, sensitivity_steps
-from numpyro_dp.noise import GridNoise, NoiseSource, noise_scale, release, standard_normal
+from numpyro_dp.clipping import GRID, ClippedSum, clipped_sum, sensitivity_steps
+from numpyro_dp.mechanisms import Gaussian, LogisticBit
+from numpyro_dp.noise import (
+    GridNoise,
+    NoiseSource,
+    add_up,
+    in_real_units,
+    noise_scale,
+    release,
+    release_bit,
+    standard_logistic,
+    standard_normal,
+)
 
 
 def draw_many(source, count, noise_multiplier, relation="replace_one"):
-    high, low = source.draw((count,), noise_multiplier, relation, b"nonce")
+    high, low = source.draw((count,), Gaussian(noise_multiplier), relation, b"nonce")
     return high.astype(np.int64) * 2**24 + low
 
 
@@ -50,9 +61,9 @@ def test_tails_reach_where_float32_normals_end():
 def test_released_sums_have_the_claimed_law(relation, noise_multiplier):
     """Kolmogorov-Smirnov on released sums; halved noise and the other relation's noise must fail it."""
     total = clipped_sum(lambda row: row[0][0], (jnp.array([0.5, -2.0, 0.25]),), 1.0)
-    high, low = NoiseSource(7).draw((20000,), noise_multiplier, relation, b"")
+    high, low = NoiseSource(7).draw((20000,), Gaussian(noise_multiplier), relation, b"")
     many = ClippedSum(*(jnp.broadcast_to(part, (20000,)) for part in total))
-    released = np.asarray(release(many, GridNoise(jnp.asarray(high), jnp.asarray(low))))
+    released = np.asarray(in_real_units(*release(many, GridNoise(jnp.asarray(high), jnp.asarray(low))), many.bound))
     sensitivity = {"replace_one": 2.0, "add_or_remove_one": 1.0}[relation]
 
     def p_value(scale):
@@ -82,9 +93,7 @@ def test_large_noise_keeps_its_law_in_int32_parts():
 
 def test_noise_multipliers_out_of_range_are_refused():
     with pytest.raises(ValueError, match="noise multiplier must lie"):
-        NoiseSource().draw((1,), 2.0**26, "replace_one", b"")
-    with pytest.raises(ValueError, match="noise multiplier must lie"):
-        NoiseSource().draw((1,), float("nan"), "replace_one", b"")
+        NoiseSource().draw((1,), Gaussian(2.0**26), "replace_one", b"")
 
 
 def test_fresh_entropy_never_repeats_and_seeds_do():
@@ -93,7 +102,7 @@ def test_fresh_entropy_never_repeats_and_seeds_do():
     assert (draw_many(source, 10, 1.0) != draw_many(source, 10, 1.0)).all()
     assert (draw_many(NoiseSource(1), 10, 1.0) == draw_many(NoiseSource(1), 10, 1.0)).all()
     assert (draw_many(NoiseSource(1), 10, 1.0) != draw_many(NoiseSource(2), 10, 1.0)).all()
-    first, second = (NoiseSource(1).draw((10,), 1.0, "replace_one", nonce) for nonce in (b"a", b"b"))
+    first, second = (NoiseSource(1).draw((10,), Gaussian(1.0), "replace_one", nonce) for nonce in (b"a", b"b"))
     assert (first[1] != second[1]).all()
 
 
@@ -103,10 +112,34 @@ def test_a_source_cannot_be_copied():
             attempt(NoiseSource(1))
 
 
-def test_noise_is_refused_for_sums_without_a_bound():
-    noise = GridNoise(jnp.int32(0), jnp.int32(0))
-    with pytest.raises(TypeError, match="no sensitivity"):
-        release(UnclippedSum(jnp.ones(())), noise)
+def test_standard_logistic_is_standard_logistic():
+    draws = standard_logistic(np.frombuffer(NoiseSource(1)._entropy(8 * 10**6, b""), np.uint64))
+    assert stats.kstest(draws, "logistic").pvalue > 1e-5
+    assert 45 < standard_logistic(np.array([1], np.uint64))[0] < 46
+
+
+@pytest.mark.parametrize("threshold", [-1.3, 0.0, 0.4, 30.0])
+def test_a_released_bit_has_the_logistic_probability(threshold):
+    """Also of a mechanism with half the noise, which must fail."""
+    total = clipped_sum(lambda row: row[0][0], (jnp.array([0.05, -0.2, 0.025]),), 0.1)
+
+    def frequency(noise_multiplier):
+        high, low = NoiseSource(9).draw((10**5,), LogisticBit(noise_multiplier), "replace_one", b"")
+        many = ClippedSum(*(jnp.broadcast_to(part, (10**5,)) for part in total))
+        return float(release_bit(many, GridNoise(jnp.asarray(high), jnp.asarray(low)), jnp.asarray(threshold)).mean())
+
+    expected = stats.logistic.sf(threshold + 0.025)  # the clipped sum is 0.05 - 0.1 + 0.025
+    error = 5 * np.sqrt(expected * (1 - expected) / 10**5) + 1e-12
+    assert abs(frequency(1 / 0.2) - expected) < error  # scale 1 over a sensitivity of 2 * 0.1
+    if threshold not in (0.0, 30.0):
+        assert abs(frequency(0.5 / 0.2) - expected) > error
+
+
+def test_sums_over_owners_are_exact():
+    rng = np.random.default_rng(0)
+    values = rng.integers(-(2**50), 2**50, (300, 4))
+    hi, lo = add_up(jnp.asarray(values >> 24, jnp.int32), jnp.asarray(values & (2**24 - 1), jnp.int32))
+    assert ((np.asarray(hi, np.int64) << 24) + np.asarray(lo) == values.sum(0)).all()
 
 
 def test_no_other_module_draws_noise_or_adds_it():

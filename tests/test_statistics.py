@@ -16,7 +16,7 @@ import pytest
 from numpyro.infer import NUTS
 from scipy import stats
 
-import numpyro_dp.kernels.penalty
+import numpyro_dp.kernels.target
 from numpyro_dp import DPHMC, MCMC, DPPenalty
 
 # -- Invariance under noise --------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_noise_leaves_the_exact_posterior_invariant_quick(name):
 def test_without_the_penalty_the_posterior_is_wrong(make, monkeypatch):
     """A negative control: the same test must fail when the noise is not corrected for."""
     monkeypatch.setattr(
-        numpyro_dp.kernels.penalty, "noise_scale", lambda bound, *_: jnp.zeros_like(jnp.asarray(bound)) + 0.0
+        numpyro_dp.kernels.target, "noise_scale", lambda bound, *_: jnp.zeros_like(jnp.asarray(bound)) + 0.0
     )
     kernel = make()
     start = POSTERIOR_MEAN + POSTERIOR_SD * np.random.default_rng(0).normal(size=(CHAINS, 2))

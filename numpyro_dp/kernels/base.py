@@ -1,15 +1,16 @@
 """What every private kernel shares: the `MCMCKernel` shell, the data-free start, the budget, what is state.
 
-A kernel sees the table only through a `PrivateTarget`, whose methods return clipped sums, and turns those into numbers
-only through `numpyro_dp.noise.release` with the noise of a `Grant`. Everything in a `DPState` is computed from such
-releases and from public randomness, so the whole state may be published; it holds no key from which noise was drawn.
+A kernel sees the table only through a `PrivateTarget`, whose methods return released numbers: sums of clipped rows
+with the noise of a `Grant`. Everything in a `DPState` is computed from such releases and from public randomness, so the
+whole state may be published; it holds no key from which noise was drawn.
 """
 
+import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +22,15 @@ from numpyro.infer.initialization import init_to_median
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
-from numpyro_dp.accounting import NEIGHBORING_RELATIONS, gaussian_eps
-from numpyro_dp.clipping import ClippedSum, UnclippedSum, clipped_sum, require_correct_sums
-from numpyro_dp.ledger import Ledger, Plan, PrivacyReport, plan_for_budget, plan_for_noise
+from numpyro_dp.accounting import composed_eps
+from numpyro_dp.clipping import Owners, require_correct_sums
+from numpyro_dp.kernels.target import Draw, Exchange, Grant, PrivateTarget
+from numpyro_dp.ledger import Ledger, Plan, Request, Wanted, flat_releases, plan_for_budget, plan_for_noise
+from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Mechanism
 from numpyro_dp.model import SeparableModel, released_model, separate
 from numpyro_dp.noise import GridNoise, NoiseSource
+from numpyro_dp.report import PrivacyReport
+from numpyro_dp.subsampling import AllRows, Batch, Batches, as_batches
 
 DEFAULT_CLIP = 1.0
 """For rows whose log densities have slopes of about 1 in unconstrained space; the report says where it was used."""
@@ -39,9 +44,8 @@ class DPState(NamedTuple):
     :ivar accepted: whether the last proposal was accepted.
     :ivar accept_prob: estimate of its acceptance probability from the *noisy* log ratio.
     :ivar mean_accept_prob: its running mean since the start or the end of warmup.
-    :ivar noise_scale: standard deviation of the noise in the last log ratio. About 1 to 2.5 is best; far above, the
-        chain stands still.
-    :ivar rho_spent: what this chain has released so far costs this much; chains add up (see `accounting`).
+    :ivar noise_scale: standard deviation of the privacy noise in the last log ratio (about 1 to 2.5 is best; far above,
+        the chain stands still); for kernels without an acceptance test, in each entry of the last gradient.
     :ivar exhausted: the budget did not allow this iteration; `z` is a copy of the one before and no draw.
     :ivar adapt_state: NumPyro's ``HMCAdaptState``: step size, inverse mass matrix and their adaptation.
     :ivar carry: what the algorithm itself carries along; see the kernel.
@@ -54,7 +58,6 @@ class DPState(NamedTuple):
     accept_prob: jax.Array
     mean_accept_prob: jax.Array
     noise_scale: jax.Array
-    rho_spent: jax.Array
     exhausted: jax.Array
     adapt_state: Any
     carry: Any
@@ -71,48 +74,56 @@ class Transition(NamedTuple):
     carry: Any
 
 
-class Grant(NamedTuple):
-    """Leave to release, with the noise to do it: per kind of release, the noise and its multiplier."""
+class KernelOptions(TypedDict, total=False):
+    """Arguments that every private kernel takes, by keyword.
 
-    granted: jax.Array
-    noise: dict[str, GridNoise | None]
-    noise_multipliers: dict[str, jax.Array]
+    :param power: exponent of the likelihood (tempering): the target is ``p(z) * prod_i p(row_i | z)**power``. Clip
+        bounds refer to the rows before tempering.
+    :param n0: instead of `power`: the rows count as if there were `n0` of them (a c-posterior, Miller and Dunson 2019),
+        ``power = n0 / n``.
+    :param neighboring_relation: ``"replace_one"`` (n is public) or ``"add_or_remove_one"``.
+    :param num_iterations: iterations of one chain, warmup included, that the budget is for. `numpyro_dp.MCMC` knows;
+        ``numpyro.infer.MCMC`` does not. Give more than a run needs to keep budget for later runs.
+    :param num_chains: chains that the budget is for; as `num_iterations`.
+    :param inverse_mass_matrix: a number, a vector (d,), a matrix (d, d) with `dense_mass`, or a dict by site. Public.
+    :param init_strategy: NumPyro's; default ``init_to_median`` of the prior.
+    :param row_plate: the plate whose members are protected. Default: that of the observed sites.
+    :param private_args: names of the arguments that hold rows. Default: arrays as long as the row plate.
+    :param owners: for rows that belong to several data owners: each row's owner as integers from 0 (public), or an
+        exchange such as `numpyro_dp.owners.JaxProcesses` in the process of each owner. See `numpyro_dp.owners`.
+    :param noise_seed: a secret integer that makes the noise reproducible. Default: fresh entropy.
+    """
+
+    power: float
+    n0: float | None
+    neighboring_relation: str
+    num_iterations: int | None
+    num_chains: int
+    inverse_mass_matrix: Any
+    init_strategy: Callable | None
+    row_plate: str | None
+    private_args: Sequence[str] | None
+    owners: Any
+    noise_seed: int | None
 
 
-class PrivateTarget:
-    """The posterior as an algorithm may use it: an exact prior, and sums over the rows that are clipped already."""
+class MetropolisOptions(KernelOptions, total=False):
+    """Further arguments of kernels that accept or reject proposals.
 
-    def __init__(self, separated: SeparableModel, args: tuple, kwargs: dict):
-        self.log_prior = separated.log_prior(args, kwargs)
-        self.num_params = separated.num_params
-        self._rows = separated.rows(args, kwargs)
-        self._row_log_density = separated.row_log_density(args, kwargs)
+    :param dense_mass: whether `inverse_mass_matrix` is a matrix.
+    :param adapt_step_size: towards `target_accept_prob`, in warmup, from released decisions; costs nothing.
+    :param adapt_mass_matrix: from the released draws of the warmup; costs nothing.
+    :param target_accept_prob: what the step size is adapted to.
+    """
 
-    def witness(self, state: Any) -> jax.Array:
-        """A number of every array that a step depends on, for a callback to depend on them, too.
-
-        Whatever a `vmap` batches (chains, step sizes, tables) must reach the callback that charges a step: without
-        batched operands it would be called once, and its noise be shared. The host ignores the numbers.
-        """
-        leaves = jax.tree.leaves((state, self._rows))
-        return jnp.concatenate([jnp.ravel(leaf)[:1].astype(jnp.float32) for leaf in leaves])
-
-    def log_ratio(self, z: jax.Array, z_new: jax.Array, bound: jax.Array | float) -> ClippedSum | UnclippedSum:
-        """Sum over rows of the change of the row's log density from `z` to `z_new`, each clipped to +-`bound`."""
-
-        def ratio(row: tuple) -> jax.Array:
-            return self._row_log_density(z_new, row) - self._row_log_density(z, row)
-
-        return clipped_sum(ratio, self._rows, bound)
-
-    def gradient(self, z: jax.Array, bound: float) -> ClippedSum | UnclippedSum:
-        """Sum over rows of the gradient of the row's log density at `z`, each clipped to norm `bound`."""
-        gradient = jax.grad(self._row_log_density)
-        return clipped_sum(lambda row: gradient(z, row), self._rows, bound, width=self.num_params)
+    dense_mass: bool
+    adapt_step_size: bool
+    adapt_mass_matrix: bool
+    target_accept_prob: float
 
 
 class DPKernel(MCMCKernel):
-    """Base of the private kernels. See `DPHMC` and `DPPenalty` for the arguments."""
+    """Base of the private kernels. `KernelOptions` and `MetropolisOptions` tell what all of them take."""
 
     def __init__(
         self,
@@ -121,21 +132,25 @@ class DPKernel(MCMCKernel):
         delta: float | None,
         *,
         noise_multipliers: Mapping[str, float | None],
-        shares: Mapping[str, float],
         clips: Mapping[str, float | None],
-        neighboring_relation: str,
-        num_iterations: int | None,
-        num_chains: int,
-        step_size: float | None,
-        inverse_mass_matrix: Any,
-        dense_mass: bool,
-        adapt_step_size: bool,
-        adapt_mass_matrix: bool,
-        target_accept_prob: float,
-        init_strategy: Callable | None,
-        row_plate: str | None,
-        private_args: Sequence[str] | None,
-        noise_seed: int | None,
+        shares: Mapping[str, float] | None = None,
+        batch_size: "float | Batches | None" = None,
+        step_size: Any = None,
+        power: float = 1.0,
+        n0: float | None = None,
+        neighboring_relation: str = "replace_one",
+        num_iterations: int | None = None,
+        num_chains: int = 1,
+        inverse_mass_matrix: Any = None,
+        dense_mass: bool = False,
+        adapt_step_size: bool = True,
+        adapt_mass_matrix: bool = False,
+        target_accept_prob: float = 0.5,
+        init_strategy: Callable | None = None,
+        row_plate: str | None = None,
+        private_args: Sequence[str] | None = None,
+        owners: Any = None,
+        noise_seed: int | None = None,
     ):
         if not callable(model):
             raise TypeError(f"model must be a NumPyro model (a callable), got {type(model).__name__}")
@@ -150,14 +165,17 @@ class DPKernel(MCMCKernel):
                 raise ValueError(f"clip_{name} must be positive, got {clip}")
             if private and math.isinf(clip):
                 raise ValueError(f"clip_{name}=inf bounds no row's influence: it is for eps=inf (no privacy) only")
-        if step_size is not None and not 0 < step_size < math.inf:
+        if step_size is not None and not callable(step_size) and not 0 < step_size < math.inf:
             raise ValueError(f"step_size must be positive, got {step_size}")
         if not 0 < target_accept_prob < 1:
             raise ValueError(f"target_accept_prob must lie strictly between 0 and 1, got {target_accept_prob}")
+        _check_power(power, n0, neighboring_relation)
         self._model = model
         self._eps, self._delta = eps, delta
         self._noise_multipliers = dict(noise_multipliers)
-        self._shares = dict(shares)
+        self._shares = dict(shares or dict.fromkeys(noise_multipliers, 1.0))
+        self._batches = as_batches(batch_size)
+        self._given_power, self._n0 = float(power), n0
         self._neighboring_relation = neighboring_relation
         self._num_iterations, self._num_chains = num_iterations, num_chains
         self._step_size = step_size
@@ -167,6 +185,7 @@ class DPKernel(MCMCKernel):
         self._target_accept_prob = target_accept_prob
         self._init_strategy = init_to_median if init_strategy is None else init_strategy
         self._row_plate, self._private_args = row_plate, private_args
+        self._owners = self._known_owners(owners)
         self._ledger = Ledger(NoiseSource(noise_seed))
         self._separated: dict[Any, SeparableModel] = {}
         self._described: dict[str, Any] | None = None
@@ -177,6 +196,12 @@ class DPKernel(MCMCKernel):
     @abstractmethod
     def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
         """How many releases of each kind so many iterations need; `resumed` chains have done iterations before."""
+
+    def _mechanisms(
+        self, kind: str, noise_multiplier: float, num_rows: int, num_iterations: int
+    ) -> tuple[Mechanism, ...]:
+        """What the accountant shall see: one mechanism, or one for each iteration where the noise changes."""
+        return (self._batches.mechanism(noise_multiplier, num_rows),)
 
     @abstractmethod
     def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
@@ -229,7 +254,7 @@ class DPKernel(MCMCKernel):
         separated = self._separate(model_args, model_kwargs)
         self._commit(separated)
         batch = 1 if is_prng_key(rng_key) else rng_key.shape[0]
-        self._ledger.require(self._releases(1, batch, resumed=True), f"{batch} more iteration(s)")
+        self._ledger.require(self._releases(1, batch, resumed=True), 1, None, f"{batch} more iteration(s)")
         self._ledger.bind_table(_private_leaves(separated, model_args, model_kwargs))
         self._num_warmup = num_warmup
         if is_prng_key(rng_key):
@@ -247,7 +272,7 @@ class DPKernel(MCMCKernel):
         separated = self._separate(model_args, model_kwargs)
         if not self._ledger.committed:
             raise RuntimeError("this kernel was not initialised: call `init` first, or use it in an MCMC")
-        step = partial(self._step, separated, PrivateTarget(separated, model_args, model_kwargs))
+        step = partial(self._step, separated, self._target(separated, model_args, model_kwargs))
         return jax.vmap(step)(state) if jnp.ndim(state.i) else step(state)
 
     def postprocess_fn(self, model_args, model_kwargs) -> Callable:
@@ -257,7 +282,8 @@ class DPKernel(MCMCKernel):
 
     def get_diagnostics_str(self, state: DPState) -> str:
         plan = self._ledger.plan
-        budget = f"eps {self._eps_spent(plan):.3g} of {plan.eps:.3g} spent" if plan.private else "not private"
+        made = sum(map(sum, self._ledger.spent().values())) / sum(sum(kind.counts) for kind in plan.kinds.values())
+        budget = f"{made:.0%} of eps {plan.eps:.3g} spent" if plan.private else "not private"
         return f"{budget}, acc. prob={state.mean_accept_prob:.2f}, step size {state.adapt_state.step_size:.2e}"
 
     # -- The budget --------------------------------------------------------------------------------------------------
@@ -269,19 +295,22 @@ class DPKernel(MCMCKernel):
         model_args: tuple,
         model_kwargs: dict,
         planned: int,
-        resumed: bool = False,
+        start: int = 0,
     ) -> None:
         """Check that a run of this size is within the budget, before anything is released; `numpyro_dp.MCMC` asks.
 
         :param num_iterations: iterations of one chain in the coming run.
         :param planned: iterations of one chain, warmup included, that the budget is for, if the kernel was not given
             `num_iterations`.
-        :param resumed: whether the chains go on from a state.
+        :param start: iterations that the chains have done before, if they go on from a state.
         :raises PrivacyBudgetError: if it is not.
         """
         self._commit(self._separate(model_args, model_kwargs), planned, num_chains)
         self._ledger.require(
-            self._releases(num_iterations, num_chains, resumed), f"{num_chains} chain(s) of {num_iterations} iterations"
+            self._releases(num_iterations, num_chains, start > 0),
+            num_iterations,
+            start,
+            f"{num_chains} chain(s) of {num_iterations} iterations",
         )
 
     def without_data(self, model_args: tuple, model_kwargs: dict) -> tuple[tuple, dict]:
@@ -295,27 +324,18 @@ class DPKernel(MCMCKernel):
         jax.effects_barrier()  # chains may still be running: count what they have released
         if self._described is None or not self._ledger.committed:
             raise RuntimeError("there is no guarantee yet: it is fixed when the run starts. Call `run` first")
-        plan, spent = self._ledger.plan, self._ledger.spent()
-        rho_spent = plan.rho_of(spent) if plan.private else math.inf
+        plan = self._ledger.plan
         return PrivacyReport(
             eps=plan.eps,
             delta=plan.delta,
             neighboring_relation=plan.neighboring_relation,
             num_rows=plan.num_rows,
-            rho=plan.rho if plan.private else math.inf,
             num_chains=plan.num_chains,
             num_iterations=plan.num_iterations,
-            releases={
-                kind: {
-                    "noise_multiplier": plan.noise_multipliers.get(kind, 0.0),
-                    "planned": count,
-                    "made": spent[kind],
-                    "clip": self._describe_clip(kind),
-                }
-                for kind, count in plan.counts.items()
-            },
-            eps_spent=self._eps_spent(plan),
-            rho_spent=rho_spent,
+            kinds=plan.kinds,
+            made=self._ledger.spent(),
+            clips={kind: self._describe_clip(kind) for kind in plan.kinds},
+            batches=self._batches.describe(),
             noise=self._describe_noise(plan),
             assumptions=self._assumptions(plan),
             kernel=type(self).__name__,
@@ -331,12 +351,6 @@ class DPKernel(MCMCKernel):
             "private_arguments": tuple(str(a) if shapes else a.name for a in separated.private_arguments()),
             "dropped_sites": dict(separated.dropped_sites),
         }
-
-    def _eps_spent(self, plan: Plan) -> float:
-        if not plan.private:
-            return math.inf
-        # The committed eps covers everything; rounding up on the way must not show more.
-        return min(gaussian_eps(plan.delta, plan.rho_of(self._ledger.spent())), plan.eps)
 
     def _describe_noise(self, plan: Plan) -> str:
         if not plan.private:
@@ -357,13 +371,49 @@ class DPKernel(MCMCKernel):
         clip = self._clips[kind]
         return f"clip_{kind} {clip:g}" + (" per unit of distance" if kind == "ratio" else "")
 
+    def _describe_exactness(self) -> str:
+        """On what the posterior rests, as far as this kernel's approximations go."""
+        return (
+            f"the posterior is exact where no row's log density changes by more than clip_ratio = "
+            f"{self._clips['ratio']:g} per unit of distance in unconstrained space; beyond that it is flattened"
+            + (
+                ""
+                if isinstance(self._batches, AllRows)
+                else "; and as far as the estimates from batches are normal, with a variance of about 1 or less"
+            )
+        )
+
+    def _describe_target(self, plan: Plan) -> list[str]:
+        if self._n0 is None and self._given_power == 1:
+            return []
+        power = f"{self._given_power:g}" if self._n0 is None else f"n0 / n = {self._n0:g} / n"
+        return [f"the posterior is tempered: each row's likelihood counts with the power {power}"]
+
+    def _describe_owners(self, plan: Plan) -> list[str]:
+        if self._owners is None:
+            return []
+        count = self._owners.count if isinstance(self._owners, Owners) else self._owners.num_owners
+        lines = [
+            f"the rows belong to {count} data owners, each row to one of them. The guarantee is that of each owner's "
+            "rows against the other owners, who see its noisy sums; no owner chooses its noise after seeing theirs"
+        ]
+        if isinstance(self._owners, Owners) and plan.private:
+            outside = [
+                (dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier * math.sqrt(count)), made)
+                for mechanism, made in flat_releases(plan.kinds)
+            ]
+            eps = composed_eps(tuple(outside), plan.delta, plan.neighboring_relation)
+            lines.append(f"against who sees only the chains, the noise of all owners counts: eps is {eps:.4g}, rounded")
+        return lines
+
     def _assumptions(self, plan: Plan) -> tuple[str, ...]:
         assumptions = [
             "the model, its public arguments, starting values, step sizes and clip bounds were not chosen by looking "
             "at the private rows",
             "the table, the console and this process's memory stay with the curator",
-            f"the posterior is exact where no row's log density changes by more than clip_ratio = "
-            f"{self._clips['ratio']:g} per unit of distance in unconstrained space; beyond that it is flattened",
+            self._describe_exactness(),
+            *self._describe_target(plan),
+            *self._describe_owners(plan),
         ]
         if self._default_clips:
             names = " and ".join(f"clip_{name}" for name in self._default_clips)
@@ -388,25 +438,40 @@ class DPKernel(MCMCKernel):
                 "(model, eps=1.0, num_iterations=1500, num_chains=4), or use numpyro_dp.MCMC, which does it for you"
             )
         n = separated.num_rows
+        self._batches.check(n, self._neighboring_relation)
+        if isinstance(self._owners, Owners) and self._owners.index.shape != (n,):
+            raise ValueError(f"owners has shape {self._owners.index.shape}, but there are {n} rows")
+        counts = self._releases(planned, num_chains)
         common: dict[str, Any] = {
             "delta": 0.1 / n if self._delta is None else self._delta,
             "neighboring_relation": self._neighboring_relation,
-            "counts": self._releases(planned, num_chains),
+            "wanted": {kind: self._wanted(kind, count, n, planned) for kind, count in counts.items()},
             "num_iterations": planned,
             "num_chains": num_chains,
             "num_rows": n if self._neighboring_relation == "replace_one" else None,
         }
         if self._eps is not None:
-            plan = plan_for_budget(eps=self._eps, shares=self._shares, **common)
+            plan = plan_for_budget(eps=self._eps, **common)
         else:
             multipliers = {kind: value for kind, value in self._noise_multipliers.items() if value is not None}
             plan = plan_for_noise(noise_multipliers=multipliers, **common)
+        self._check_plan(plan, n)
         self._described = self._describe_table(separated)
         self._ledger.commit(plan, repr((type(self).__name__, self._settings())))
 
+    def _wanted(self, kind: str, count: int, num_rows: int, num_iterations: int) -> Wanted:
+        def mechanisms(noise_multiplier: float) -> tuple[Mechanism, ...]:
+            return self._mechanisms(kind, noise_multiplier, num_rows, num_iterations)
+
+        stages = len(mechanisms(1.0))
+        return Wanted(mechanisms, (count // stages,) * stages, self._shares[kind])
+
+    def _check_plan(self, plan: Plan, num_rows: int) -> None:
+        """Refuse a plan with which the algorithm cannot work, before anything is released."""
+
     def _settings(self) -> list[tuple[str, Any]]:
         """Everything about the kernel that decides what it asks of the table."""
-        plain = (int, float, str, dict, tuple, type(None))
+        plain = (int, float, str, dict, tuple, type(None), *Batches.__args__)
         other = {
             "_described",
             "_separated",
@@ -416,12 +481,50 @@ class DPKernel(MCMCKernel):
         }  # the plan has the last two
         return sorted(item for item in vars(self).items() if isinstance(item[1], plain) and item[0] not in other)
 
+    def _power(self, num_rows: int) -> float:
+        """Exponent of the likelihood."""
+        if self._n0 is None:
+            return self._given_power
+        if self._n0 > num_rows:
+            raise ValueError(f"n0 is {self._n0:g}, more than the {num_rows} rows: give at most as many")
+        return self._n0 / num_rows
+
+    def _target(self, separated: SeparableModel, args: tuple, kwargs: dict) -> PrivateTarget:
+        return PrivateTarget(
+            separated,
+            args,
+            kwargs,
+            neighboring_relation=self._neighboring_relation,
+            power=self._power(separated.num_rows),
+            batches=self._batches,
+            owners=self._owners,
+        )
+
+    def _known_owners(self, owners: Any) -> "Owners | Exchange | None":
+        if owners is None or hasattr(owners, "exchange"):
+            if owners is not None and self._eps == math.inf:
+                raise ValueError("eps=inf would send exact sums of rows to the other owners: give a finite eps")
+            if owners is not None and not isinstance(self._batches, AllRows):
+                raise ValueError("data owners in separate processes use all of their rows: leave batch_size out")
+            return owners
+        index = np.asarray(owners)
+        if index.ndim != 1 or not np.issubdtype(index.dtype, np.integer) or index.size == 0 or index.min() < 0:
+            raise ValueError(
+                "owners must be each row's owner as integers from 0, shape (n,), or an exchange such as "
+                f"numpyro_dp.owners.JaxProcesses(); got {type(owners).__name__} of shape {index.shape}, {index.dtype}"
+            )
+        if self._neighboring_relation != "replace_one":
+            raise ValueError("an index of owners tells n, which is private under 'add_or_remove_one'")
+        if not isinstance(self._batches, AllRows):
+            raise ValueError("each owner uses all of its rows: leave batch_size out")
+        return Owners(index.astype(np.int32), int(index.max()) + 1)
+
     # -- One iteration -----------------------------------------------------------------------------------------------
 
     def _step(self, separated: SeparableModel, target: PrivateTarget, state: DPState) -> DPState:
         rng_key, nonce_key, move_key = random.split(state.rng_key, 3)
         z = separated.ravel(state.z)
-        grant, rho = self._ask(nonce_key, state, target)
+        grant = self._ask(nonce_key, state, target, separated.num_rows)
 
         def move() -> Transition:
             return self._transition(target, grant, move_key, state.i, z, state.adapt_state, state.carry)
@@ -442,7 +545,6 @@ class DPKernel(MCMCKernel):
             + (accept_prob - state.mean_accept_prob)
             / (jnp.where(state.i < self._num_warmup, state.i, state.i - self._num_warmup) + 1),
             noise_scale=noise_scale,
-            rho_spent=state.rho_spent + rho,
             exhausted=jnp.array(False),
             adapt_state=self._adapt(state.i, accept_prob, z_new, state.adapt_state),
             carry=carry,
@@ -452,46 +554,51 @@ class DPKernel(MCMCKernel):
         chosen = jax.tree.map(lambda yes, no: jnp.where(grant.granted, yes, no), moved, stayed)
         return chosen._replace(rng_key=rng_key)
 
-    def _ask(self, nonce_key: jax.Array, state: DPState, target: PrivateTarget) -> tuple[Grant, jax.Array]:
-        """Charge the next iteration to the ledger; noise and noise multipliers come from there, at run time.
+    def _ask(self, nonce_key: jax.Array, state: DPState, target: PrivateTarget, num_rows: int) -> Grant:
+        """Charge the next iteration to the ledger; noise, noise multipliers and batches come from there, at run time.
 
         Nothing about the budget is compiled into the step or kept in the state, so neither a stale compilation nor a
         state from another kernel can change what a release costs.
         """
         request = self._request(state.carry)
         kinds = tuple(request)
-        ledger = self._ledger
+        ledger, batches = self._ledger, self._batches
         private = ledger.plan.private
-        shapes = self._noise_shapes(target.num_params) if private else {}
+        shapes = self._noise_shapes(target.num_params)
+        if isinstance(self._owners, Owners):  # each of them adds noise of its own
+            shapes = {kind: (shape[0], self._owners.count, *shape[1:]) for kind, shape in shapes.items()}
         dtype = jnp.result_type(float)
 
-        def host(counts, witness, *nonce):
+        def host(counts, witness, i, *nonce):
             del witness  # was needed for tracing only
             counts = dict(zip(kinds, np.asarray(counts).tolist(), strict=True))
-            granted, noise = ledger.grant(counts, shapes, b"".join(np.asarray(part).tobytes() for part in nonce))
-            multipliers = [ledger.plan.noise_multipliers[kind] for kind in kinds]
-            rho = ledger.plan.rho_of(counts) if granted and private else 0.0
-            return np.bool_(granted), np.asarray(multipliers, dtype), np.asarray(rho, dtype), noise
+            requests = {kind: Request(counts[kind], shapes[kind], batches) for kind in kinds}
+            nonce = b"".join(np.asarray(part).tobytes() for part in (*nonce, i))
+            granted, drawn = ledger.grant(requests, int(i), num_rows, nonce)
+            return np.bool_(granted), {kind: _for_device(drawn[kind], dtype) for kind in kinds}
 
-        granted, multipliers, rho, noise = io_callback(
+        expected = {kind: _for_device_shape(shapes[kind], private, batches, num_rows, dtype) for kind in kinds}
+        nonce = _key_data(nonce_key)
+        granted, drawn = io_callback(
             host,
-            (
-                jax.ShapeDtypeStruct((), jnp.bool_),
-                jax.ShapeDtypeStruct((len(kinds),), dtype),
-                jax.ShapeDtypeStruct((), dtype),
-                {kind: jax.ShapeDtypeStruct((2, *shape), jnp.int32) for kind, shape in shapes.items()},
-            ),
+            (jax.ShapeDtypeStruct((), jnp.bool_), expected),
             jnp.stack([jnp.asarray(request[kind], jnp.int32) for kind in kinds]),
             target.witness(state._replace(rng_key=None)),
-            _key_data(nonce_key),
             state.i,
+            nonce,
         )
-        grant = Grant(
-            granted,
-            {kind: GridNoise(noise[kind][0], noise[kind][1]) if private else None for kind in kinds},
-            dict(zip(kinds, multipliers, strict=True)),
-        )
-        return grant, rho
+
+        def draw(kind: str) -> Draw:
+            multiplier, noise, indices, sizes = drawn[kind]
+            length = shapes[kind][0]
+            return Draw(
+                None if noise is None else GridNoise(noise[0], noise[1]),
+                None if indices is None else Batch(indices, sizes),
+                jnp.full(length, multiplier),
+                _tags(nonce, state.i, kinds.index(kind), length),
+            )
+
+        return Grant(granted, {kind: draw(kind) for kind in kinds})
 
     def _adapter(self):
         return warmup_adapter(
@@ -514,10 +621,7 @@ class DPKernel(MCMCKernel):
     def _initial_state(self, separated: SeparableModel, params, rng_key, adapt_key, carry_key) -> DPState:
         z = separated.ravel(params)
         zero = jnp.zeros((), z.dtype)
-        n = separated.num_rows
-        step_size = self._step_size
-        if step_size is None:  # the width of a posterior whose rows each have information of about 1
-            step_size = 1 / math.sqrt(n) if self._neighboring_relation == "replace_one" else 0.01
+        step_size = self._initial_step_size(separated.num_rows)
         init, _ = self._adapter()
         adapt_state = init(
             (z,),
@@ -533,12 +637,17 @@ class DPKernel(MCMCKernel):
             accept_prob=zero,
             mean_accept_prob=zero,
             noise_scale=zero,
-            rho_spent=jnp.zeros((), jnp.result_type(float)),
             exhausted=jnp.array(False),
             adapt_state=adapt_state,
             carry=self._init_carry(carry_key, z),
             rng_key=rng_key,
         )
+
+    def _initial_step_size(self, num_rows: int) -> float:
+        if self._step_size is not None:
+            return self._step_size
+        # The width of a posterior whose rows each have information of about 1.
+        return 1 / math.sqrt(self._power(num_rows) * num_rows) if self._neighboring_relation == "replace_one" else 0.01
 
     def _flat_mass_matrix(self, separated: SeparableModel, dtype) -> jax.Array | None:
         """The user's inverse mass matrix over the flat parameter vector: (d,), or (d, d) with `dense_mass`."""
@@ -611,6 +720,29 @@ class DPKernel(MCMCKernel):
         return state
 
 
+def _for_device(drawn: Any, dtype: Any) -> tuple:
+    """What the ledger has drawn, as a callback returns it."""
+    return np.asarray(drawn.noise_multiplier, dtype), drawn.noise, drawn.indices, drawn.sizes
+
+
+def _for_device_shape(shape: tuple[int, ...], private: bool, batches: Batches, num_rows: int, dtype: Any) -> tuple:
+    sampled = not isinstance(batches, AllRows)
+    capacity = batches.capacity(num_rows) if sampled else 0  # type: ignore[union-attr]
+    return (
+        jax.ShapeDtypeStruct((), dtype),
+        jax.ShapeDtypeStruct((2, *shape), jnp.int32) if private else None,
+        jax.ShapeDtypeStruct((shape[0], capacity), jnp.int32) if sampled else None,
+        jax.ShapeDtypeStruct((shape[0],), jnp.int32) if sampled else None,
+    )
+
+
+def _tags(nonce: jax.Array, i: jax.Array, kind: int, length: int) -> jax.Array:
+    """Numbers of the releases of one iteration, the same in every process that runs the same chain."""
+    head = jnp.concatenate([jnp.ravel(nonce).astype(jnp.uint32), jnp.stack([i, kind]).astype(jnp.uint32)])
+    positions = jnp.arange(length, dtype=jnp.uint32)[:, None]
+    return jnp.concatenate([jnp.broadcast_to(head, (length, head.size)), positions], 1)
+
+
 def _key_data(key: jax.Array) -> jax.Array:
     return random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
 
@@ -640,6 +772,18 @@ def _check_positive_int(name: str, value: Any, optional: bool = False) -> None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
+
+
+def _check_power(power: float, n0: float | None, neighboring_relation: str) -> None:
+    if not 0 < power < math.inf:
+        raise ValueError(f"power must be positive, got {power}")
+    if n0 is not None:
+        if power != 1:
+            raise ValueError("give either power or n0, not both: power = n0 / n")
+        if not 0 < n0 < math.inf:
+            raise ValueError(f"n0 must be positive, got {n0}")
+        if neighboring_relation == "add_or_remove_one":
+            raise ValueError("n0 needs n, which is private under 'add_or_remove_one': give power")
 
 
 def _check_budget(eps, delta, noise_multipliers: Mapping[str, float | None], neighboring_relation: str) -> None:

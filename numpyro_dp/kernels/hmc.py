@@ -19,16 +19,16 @@ Three leapfrogs, L steps each:
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 from jax import lax, random
 
-from numpyro_dp.kernels.base import DPKernel, Grant, PrivateTarget, Transition
+from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Transition
 from numpyro_dp.kernels.penalty import penalty_test
-from numpyro_dp.noise import GridNoise, release
+from numpyro_dp.kernels.target import Draw, Grant, PrivateTarget
 
 LEAPFROGS = ("position", "fresh", "reuse")
 
@@ -69,8 +69,8 @@ class DPHMC(DPKernel):
     :param grad_share: fraction of the budget that gradients get; the ratios get the rest.
     :param jitter: each iteration's step size is multiplied by a factor from a randomised Halton sequence on
         ``[1 - jitter, 1 + jitter]``, which breaks up periodic orbits.
-    :param inverse_mass_matrix: a number, a vector (d,), a matrix (d, d) with `dense_mass`, or a dict by site. Public.
     :param noise_multiplier_ratio, noise_multiplier_grad: instead of `eps`, noise standard deviation over sensitivity.
+    :param options: `numpyro_dp.kernels.base.KernelOptions` and `MetropolisOptions`; `target_accept_prob` is 0.4.
 
     `DPState.carry` is an `HMCCarry`.
     """
@@ -89,21 +89,11 @@ class DPHMC(DPKernel):
         leapfrog: str = "position",
         grad_share: float = 0.5,
         jitter: float = 0.2,
-        inverse_mass_matrix: Any = None,
-        dense_mass: bool = False,
-        adapt_step_size: bool = True,
-        adapt_mass_matrix: bool = False,
-        target_accept_prob: float = 0.4,
         noise_multiplier_ratio: float | None = None,
         noise_multiplier_grad: float | None = None,
-        neighboring_relation: str = "replace_one",
-        num_iterations: int | None = None,
-        num_chains: int = 1,
-        init_strategy: Callable | None = None,
-        row_plate: str | None = None,
-        private_args: Sequence[str] | None = None,
-        noise_seed: int | None = None,
+        **options: Unpack[MetropolisOptions],
     ):
+        options.setdefault("target_accept_prob", 0.4)
         super().__init__(
             model,
             eps,
@@ -111,19 +101,8 @@ class DPHMC(DPKernel):
             noise_multipliers={"ratio": noise_multiplier_ratio, "grad": noise_multiplier_grad},
             shares={"ratio": 1 - grad_share, "grad": grad_share},
             clips={"ratio": clip_ratio, "grad": clip_grad},
-            neighboring_relation=neighboring_relation,
-            num_iterations=num_iterations,
-            num_chains=num_chains,
             step_size=step_size,
-            inverse_mass_matrix=inverse_mass_matrix,
-            dense_mass=dense_mass,
-            adapt_step_size=adapt_step_size,
-            adapt_mass_matrix=adapt_mass_matrix,
-            target_accept_prob=target_accept_prob,
-            init_strategy=init_strategy,
-            row_plate=row_plate,
-            private_args=private_args,
-            noise_seed=noise_seed,
+            **options,
         )
         if leapfrog not in LEAPFROGS:
             raise ValueError(f"leapfrog must be one of {', '.join(map(repr, LEAPFROGS))}, got {leapfrog!r}")
@@ -167,22 +146,21 @@ class DPHMC(DPKernel):
         step_size = adapt.step_size * self._step_factor(i, carry.jitter_shift)
         p = _multiply(adapt.mass_matrix_sqrt, random.normal(momentum_key, z.shape, z.dtype))
 
-        def gradient(position: jax.Array, noise: GridNoise | None) -> jax.Array:
-            return release(target.gradient(position, self._clips["grad"]), noise) + jax.grad(target.log_prior)(position)
+        def gradient(position: jax.Array, draw: Draw) -> jax.Array:
+            return target.gradient(draw, position, self._clips["grad"]).value + jax.grad(target.log_prior)(position)
 
         z_new, p_new, new_gradient, first_gradient = self._integrate(
-            gradient, grant.noise["grad"], z, p, step_size, adapt.inverse_mass_matrix, carry
+            gradient, grant.draws["grad"], z, p, step_size, adapt.inverse_mass_matrix, carry
         )
         energies = [momentum @ _multiply(adapt.inverse_mass_matrix, momentum) / 2 for momentum in (p, p_new)]
         accepted, accept_prob, scale = penalty_test(
             target,
-            grant,
+            grant.first("ratio"),
             accept_key,
             z,
             z_new,
             target.log_prior(z_new) - target.log_prior(z) + energies[0] - energies[1],
             self._clips["ratio"],
-            self._neighboring_relation,
         )
         if self._leapfrog == "reuse":
             carry = carry._replace(
@@ -192,8 +170,8 @@ class DPHMC(DPKernel):
 
     def _integrate(
         self,
-        gradient: Callable[[jax.Array, GridNoise | None], jax.Array],
-        noise: GridNoise | None,
+        gradient: Callable[[jax.Array, Draw], jax.Array],
+        draws: Draw,
         z: jax.Array,
         p: jax.Array,
         step_size: jax.Array,
@@ -207,30 +185,30 @@ class DPHMC(DPKernel):
 
         if self._leapfrog == "position":
 
-            def kick_drift(state: tuple, noise: GridNoise | None) -> tuple:
+            def kick_drift(state: tuple, draw: Draw) -> tuple:
                 z, p = state
-                p = p + step_size * gradient(z, noise)
+                p = p + step_size * gradient(z, draw)
                 return (drift(z, p, step_size), p), None
 
             z = drift(z, p, step_size / 2)
-            (z, p), _ = lax.scan(kick_drift, (z, p), noise, self._num_steps)
+            (z, p), _ = lax.scan(kick_drift, (z, p), draws, self._num_steps)
             zero = jnp.zeros_like(z)
             return drift(z, p, -step_size / 2), p, zero, zero  # the last drift is half a step
 
-        def kick_drift_kick(state: tuple, noise: GridNoise | None) -> tuple:
+        def kick_drift_kick(state: tuple, draw: Draw) -> tuple:
             z, p, g = state
             p = p + step_size / 2 * g
             z = drift(z, p, step_size)
-            g = gradient(z, noise)
+            g = gradient(z, draw)
             return (z, p + step_size / 2 * g, g), None
 
-        first_noise = jax.tree.map(lambda x: x[0], noise)
-        later_noise = jax.tree.map(lambda x: x[1:], noise)
+        first_draw = jax.tree.map(lambda x: x[0], draws)
+        later_draws = jax.tree.map(lambda x: x[1:], draws)
         if self._leapfrog == "reuse":
-            first = lax.cond(carry.has_gradient, lambda: carry.gradient, lambda: gradient(z, first_noise))
+            first = lax.cond(carry.has_gradient, lambda: carry.gradient, lambda: gradient(z, first_draw))
         else:
-            first = gradient(z, first_noise)
-        (z, p, last), _ = lax.scan(kick_drift_kick, (z, p, first), later_noise, self._num_steps)
+            first = gradient(z, first_draw)
+        (z, p, last), _ = lax.scan(kick_drift_kick, (z, p, first), later_draws, self._num_steps)
         return z, p, last, first
 
     def _step_factor(self, i: jax.Array, shift: jax.Array) -> jax.Array:

@@ -9,50 +9,92 @@ One iteration from ``z``, with ``B = clip_ratio * |z' - z|``:
 
 The penalty ``sigma^2 / 2`` (Ceperley and Dewing 1999) makes the test exact under Gaussian noise: where no ratio is
 clipped, the chain leaves the exact posterior invariant. Clipped ratios flatten it.
+
+With `batch_size`, step 2 looks at a batch ``S`` of the rows. The estimate ``sum_S r_i / q`` of the log ratio then has a
+sampling variance of its own, of which half is subtracted, too, as estimated on the same batch:
+
+===============  ==================================================================  ==============================
+batches          released sum of                                                     bound of one row
+===============  ==================================================================  ==============================
+Poisson, rate q  ``phi(r) = r / q - (1 - q) r^2 / (2 q^2)`` over the batch           ``|phi(-B)|``
+fixed size b     ``s r_i``, minus ``s^2 f sum (r_i - mean)^2 / 2``, ``s = n / b``,   ``s B + s^2 B^2 (1 - 1/b) f``,
+                 ``f = b / (b - 1) (1 - b / n)``                                     half the sensitivity
+===============  ==================================================================  ==============================
+
+The Poisson form is a plain sum of row-wise terms, hence an ordinary Gaussian mechanism on a Poisson batch. The second
+is the minibatch penalty of Räisä (2021, section 3.3) with an unbiased variance and its tight sensitivity (the published
+one is half as large again). Both rest on the estimate being normal, so the posterior is approximate, well so only while
+the sampling variance is about 1 or below: temper the likelihood (`power`, `n0`), or take small steps.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 from jax import random
 
-from numpyro_dp.kernels.base import DPKernel, Grant, PrivateTarget, Transition
-from numpyro_dp.noise import GridNoise, noise_scale, release
+from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Transition
+from numpyro_dp.kernels.target import Draw, Grant, PrivateTarget
+from numpyro_dp.subsampling import Batches, FixedBatches
 
 
 def penalty_test(
     target: PrivateTarget,
-    grant: Grant,
+    draw: Draw,
     rng_key: jax.Array,
     z: jax.Array,
     z_new: jax.Array,
     public_log_ratio: jax.Array,
     clip_ratio: float,
-    neighboring_relation: str,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The accept decision for ``z -> z_new``, shared by all penalty kernels.
 
     :param public_log_ratio: the part of the log acceptance ratio that no row enters: prior, proposal, momentum.
+    :param clip_ratio: each row's log ratio is clipped to this times the distance.
     :return: accepted; estimated acceptance probability, from the noisy ratio; noise standard deviation.
     """
     distance = jnp.linalg.norm(z_new - z)
     bound = clip_ratio if math.isinf(clip_ratio) else clip_ratio * distance
-    noise = grant.noise["ratio"]
-    ratio = release(target.log_ratio(z, z_new, bound), None if noise is None else GridNoise(noise.hi[0], noise.lo[0]))
-    scale = (
-        jnp.zeros_like(ratio)
-        if noise is None
-        else noise_scale(bound, grant.noise_multipliers["ratio"], neighboring_relation).astype(ratio.dtype)
-    )
-    log_accept = ratio + public_log_ratio - scale**2 / 2
+    ratio, scale = target.log_ratio(draw, z, z_new, bound)
+    return accept_with_penalty(rng_key, ratio + public_log_ratio, scale, z_new)
+
+
+def accept_with_penalty(
+    rng_key: jax.Array, log_ratio: jax.Array, scale: jax.Array, z_new: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Accept by a log ratio that carries normal noise of standard deviation `scale`; see `penalty_test`."""
+    log_accept = log_ratio - scale**2 / 2
     # A jump to nowhere is a matter of released values; what the rows said about it is not used.
     possible = jnp.all(jnp.isfinite(z_new)) & ~jnp.isnan(log_accept)
     log_accept = jnp.where(possible, log_accept, -jnp.inf)
-    accepted = jnp.log(random.uniform(rng_key, dtype=z.dtype)) < log_accept
-    return accepted, jnp.exp(jnp.minimum(log_accept, 0.0)), scale
+    # The logarithm of a float32 uniform number is -inf once in 2**23 draws, and would accept anything.
+    accepted = -random.exponential(rng_key, dtype=z_new.dtype) < log_accept
+    return accepted, jnp.exp(jnp.minimum(log_accept, 0.0)), jnp.asarray(scale, log_ratio.dtype)
+
+
+def random_walk_jump(
+    rng_key: jax.Array, shape: tuple[int, ...], covariance: jax.Array, moves: jax.Array, direction: jax.Array | None
+) -> jax.Array:
+    """A symmetric draw with the given covariance, of the components that move and, if guided, in their directions."""
+    normal = random.normal(rng_key, shape, covariance.dtype)
+    if direction is not None:
+        normal = direction * jnp.abs(normal)
+    if covariance.ndim == 1:
+        jump = jnp.sqrt(covariance) * normal
+    else:  # one component alone has its marginal variance
+        jump = jnp.where(
+            jnp.all(moves), jnp.linalg.cholesky(covariance) @ normal, jnp.sqrt(jnp.diagonal(covariance)) * normal
+        )
+    return jnp.where(moves, jump, 0)
+
+
+def moving_components(rng_key: jax.Array, size: int, one_component: bool) -> jax.Array:
+    """Which components a proposal moves: all, or one at random. Not from data."""
+    if not one_component:
+        return jnp.ones(size, dtype=bool)
+    return jnp.arange(size) == random.randint(rng_key, (), 0, size)
 
 
 class DPPenalty(DPKernel):
@@ -75,18 +117,10 @@ class DPPenalty(DPKernel):
         mixed best of the variants wherever we compared them (see ``python -m numpyro_dp.demo``).
     :param step_size: proposals have covariance ``step_size**2 * inverse_mass_matrix``. Default ``1 / sqrt(n)``
         (0.01 under add/remove, where n is private); adapted in warmup.
-    :param inverse_mass_matrix: a number, a vector (d,), a matrix (d, d) with `dense_mass`, or a dict by site. Public.
-    :param adapt_step_size: towards `target_accept_prob`, from released decisions; costs nothing.
-    :param adapt_mass_matrix: from the released draws of the warmup; costs nothing.
     :param noise_multiplier_ratio: instead of `eps`, noise standard deviation over sensitivity.
-    :param neighboring_relation: ``"replace_one"`` (n is public) or ``"add_or_remove_one"``.
-    :param num_iterations: iterations of one chain, warmup included, that the budget is for. `numpyro_dp.MCMC` knows;
-        ``numpyro.infer.MCMC`` does not. Give more than a run needs to keep budget for later runs.
-    :param num_chains: chains that the budget is for; as `num_iterations`.
-    :param init_strategy: NumPyro's; default ``init_to_median`` of the prior.
-    :param row_plate: the plate whose members are protected. Default: that of the observed sites.
-    :param private_args: names of the arguments that hold rows. Default: arrays as long as the row plate.
-    :param noise_seed: a secret integer that makes the noise reproducible. Default: fresh entropy.
+    :param batch_size: instead of all rows, batches: their expected size (Poisson sampling), or
+        `numpyro_dp.PoissonBatches` or `numpyro_dp.FixedBatches`. Time and memory per iteration follow the batch.
+    :param options: `numpyro_dp.kernels.base.KernelOptions` and `MetropolisOptions`.
 
     `DPState.carry` holds the walk's directions, +-1 for each component.
     """
@@ -101,42 +135,23 @@ class DPPenalty(DPKernel):
         one_component: bool = False,
         guided: bool = False,
         step_size: float | None = None,
-        inverse_mass_matrix: Any = None,
-        dense_mass: bool = False,
-        adapt_step_size: bool = True,
-        adapt_mass_matrix: bool = False,
-        target_accept_prob: float = 0.5,
+        batch_size: float | Batches | None = None,
         noise_multiplier_ratio: float | None = None,
-        neighboring_relation: str = "replace_one",
-        num_iterations: int | None = None,
-        num_chains: int = 1,
-        init_strategy: Callable | None = None,
-        row_plate: str | None = None,
-        private_args: Sequence[str] | None = None,
-        noise_seed: int | None = None,
+        **options: Unpack[MetropolisOptions],
     ):
         super().__init__(
             model,
             eps,
             delta,
             noise_multipliers={"ratio": noise_multiplier_ratio},
-            shares={"ratio": 1.0},
             clips={"ratio": clip_ratio},
-            neighboring_relation=neighboring_relation,
-            num_iterations=num_iterations,
-            num_chains=num_chains,
+            batch_size=batch_size,
             step_size=step_size,
-            inverse_mass_matrix=inverse_mass_matrix,
-            dense_mass=dense_mass,
-            adapt_step_size=adapt_step_size,
-            adapt_mass_matrix=adapt_mass_matrix,
-            target_accept_prob=target_accept_prob,
-            init_strategy=init_strategy,
-            row_plate=row_plate,
-            private_args=private_args,
-            noise_seed=noise_seed,
+            **options,
         )
-        if guided and dense_mass and not one_component:
+        if isinstance(self._batches, FixedBatches) and math.isinf(self._clips["ratio"]):
+            raise ValueError("batches of a fixed size need a finite clip_ratio, also without privacy")
+        if guided and self._dense_mass and not one_component:
             raise ValueError("the guided walk has a direction for each component: it needs a diagonal mass matrix")
         self._one_component, self._guided = one_component, guided
 
@@ -163,35 +178,18 @@ class DPPenalty(DPKernel):
         carry: jax.Array,
     ) -> Transition:
         normal_key, component_key, accept_key = random.split(rng_key, 3)
-        direction = carry
-        moves = jnp.ones_like(z, dtype=bool)
-        if self._one_component:
-            moves = jnp.arange(z.size) == random.randint(component_key, (), 0, z.size)
-        z_new = z + adapt.step_size * self._jump(normal_key, moves, direction, adapt)
+        moves = moving_components(component_key, z.size, self._one_component)
+        direction = carry if self._guided else None
+        z_new = z + adapt.step_size * random_walk_jump(normal_key, z.shape, adapt.inverse_mass_matrix, moves, direction)
         accepted, accept_prob, scale = penalty_test(
             target,
-            grant,
+            grant.first("ratio"),
             accept_key,
             z,
             z_new,
             target.log_prior(z_new) - target.log_prior(z),
             self._clips["ratio"],
-            self._neighboring_relation,
         )
-        # Where a component moved and was rejected, it turns round; the others keep their direction.
-        carry = jnp.where(moves & ~accepted, -direction, direction) if self._guided else direction
+        if self._guided:  # where a component moved and was rejected, it turns round; the others keep their direction
+            carry = jnp.where(moves & ~accepted, -carry, carry)
         return Transition(jnp.where(accepted, z_new, z), accepted, accept_prob, scale, carry)
-
-    def _jump(self, rng_key: jax.Array, moves: jax.Array, direction: jax.Array, adapt: Any) -> jax.Array:
-        """A draw with covariance `inverse_mass_matrix`, of the chosen components and directions only."""
-        normal = random.normal(rng_key, direction.shape, direction.dtype)
-        if self._guided:
-            normal = direction * jnp.abs(normal)
-        covariance = adapt.inverse_mass_matrix
-        if covariance.ndim == 1:
-            jump = jnp.sqrt(covariance) * normal
-        elif self._one_component:
-            jump = jnp.sqrt(jnp.diagonal(covariance)) * normal
-        else:
-            jump = jnp.linalg.cholesky(covariance) @ normal
-        return jnp.where(moves, jump, 0)

@@ -1,0 +1,249 @@
+"""DP-Barker: acceptance tests with noise of a fixed size, full batch and subsampled (Heikkilä et al. 2019).
+
+Barker's test accepts ``z'`` if ``lambda + V > 0`` for the log acceptance ratio ``lambda`` and a logistic ``V``: noise
+is part of it already, and what is released is one bit. ``lambda`` is a sum over rows, tempered by ``omega = power``,
+and each row's part is clipped to ``+-B``. Here `B` is a constant, and it follows from the budget; proposals are kept so
+short that
+``clip_ratio * omega * |z' - z| <= B``.
+
+=================  ====================================  ============================  ====================
+                   test                                  cost of one iteration         exact?
+=================  ====================================  ============================  ====================
+default            ``lambda + V > 0``                    ``rho = B^2 / 2``             if nothing is clipped
+                                                         (add/remove: ``B^2 / 8``)
+`variance` = C     ``lambda + N(0, C) + V_C > 0``        ``rho = 2 B^2 / C``           as `correction` is
+                                                         (add/remove: ``B^2 / 2C``)
+`batch_size` = b   ``lambda_b + N(0, C - v_b) + V_C``    `BarkerBatch`                 approximate
+                   ``> 0``
+=================  ====================================  ============================  ====================
+
+``V_C`` is what is left to draw. With ``correction="exponential"`` it is ``Exp(1) - C / 2``, which makes the test the
+penalty test, exact for every C. With ``correction="logistic"`` it is the paper's: a law for which ``N(0, C) + V_C`` is
+close to logistic (none is exactly; see `numpyro_dp.kernels.barker_correction` for the errors). The default test needs
+neither, and at equal privacy it can afford rows twice as large as the paper's with C = 2.
+
+On a batch the estimate ``lambda_b = (omega n / b) sum r_i`` has a variance ``v_b`` of its own, which is brought to C in
+total. Rows are clipped to ``c = kappa sqrt(b) / (omega n)``, where ``kappa^2 < C`` follows from the budget, so that
+``v_b <= kappa^2``. It rests on the estimate being normal.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+from jax import random
+
+from numpyro_dp.kernels.barker_correction import (
+    Correction,
+    ExponentialCorrection,
+    exponential_correction,
+    logistic_correction,
+)
+from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Transition
+from numpyro_dp.kernels.penalty import moving_components, random_walk_jump
+from numpyro_dp.kernels.target import Draw, Grant, PrivateTarget
+from numpyro_dp.ledger import Plan
+from numpyro_dp.mechanisms import BarkerBatch, LogisticBit, Mechanism
+from numpyro_dp.subsampling import AllRows, Batches, FixedBatches
+
+CORRECTIONS: dict[str, Callable[[float], Correction | ExponentialCorrection]] = {
+    "exponential": exponential_correction,
+    "logistic": logistic_correction,
+}
+
+
+class DPBarker(DPKernel):
+    """Differentially private random-walk MCMC with Barker's test.
+
+    **Formal guarantee.** All chains and all iterations, warmup and rejections included, are ``(eps, delta)``-DP under
+    `neighboring_relation`. Each iteration releases one bit (the default and on batches), whose logit moves by at most
+    the sensitivity (see `LogisticBit`), or which is read off a Gaussian release (`Gaussian`, `BarkerBatch`: Theorems 1
+    and 2 of Heikkilä et al. 2019, with the tighter bounds of `numpyro_dp.mechanisms`).
+
+    :param model, eps, delta, one_component, guided, step_size: as for `DPPenalty`. Whatever the step size, jumps are
+        shortened to the largest distance at which rows of slope `clip_ratio` are not clipped.
+    :param clip_ratio: largest change of one row's log density per unit of distance in unconstrained space that is
+        counted in full; it decides how far proposals go. Default 1, and the report says so.
+    :param variance: of the Gaussian noise, public. Default: none, the exact logistic test; with `batch_size`, 2.
+    :param correction: what completes Gaussian noise to a test, ``"exponential"`` (default) or ``"logistic"``. With
+        ``eps=inf`` the test is always Barker's, on all rows.
+    :param batch_size: how many rows to draw in each iteration, without replacement. ``"replace_one"`` only.
+    :param noise_multiplier_ratio: instead of `eps`: scale of the test's noise (1 for the logistic, ``sqrt(variance)``)
+        over the sensitivity of the tempered log ratio; on batches ``1 / kappa``.
+    :param options: `numpyro_dp.kernels.base.KernelOptions` and `MetropolisOptions`; `target_accept_prob` is 0.35.
+
+    `DPState.accept_prob` is the bit itself, since nothing else is released; `DPState.noise_scale` is the test's noise
+    in the log ratio, and `DPState.carry` holds the walk's directions.
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        eps: float | None = None,
+        delta: float | None = None,
+        *,
+        clip_ratio: float | None = None,
+        variance: float | None = None,
+        correction: str = "exponential",
+        one_component: bool = False,
+        guided: bool = False,
+        step_size: float | None = None,
+        batch_size: int | Batches | None = None,
+        noise_multiplier_ratio: float | None = None,
+        **options: Unpack[MetropolisOptions],
+    ):
+        options.setdefault("target_accept_prob", 0.35)
+        super().__init__(
+            model,
+            eps,
+            delta,
+            noise_multipliers={"ratio": noise_multiplier_ratio},
+            clips={"ratio": clip_ratio},
+            batch_size=FixedBatches(batch_size) if isinstance(batch_size, int) else batch_size,
+            step_size=step_size,
+            **options,
+        )
+        if not isinstance(self._batches, AllRows | FixedBatches):
+            raise ValueError("DPBarker's batches have a fixed size: give batch_size as an integer")
+        if self._batched and self._neighboring_relation != "replace_one":
+            raise ValueError("DPBarker on batches needs neighboring_relation='replace_one'")
+        if correction not in CORRECTIONS:
+            raise ValueError(f"correction must be one of {', '.join(map(repr, CORRECTIONS))}, got {correction!r}")
+        if variance is not None and not 0 < variance < math.inf:
+            raise ValueError(f"variance must be positive, got {variance}")
+        if guided and self._dense_mass and not one_component:
+            raise ValueError("the guided walk has a direction for each component: it needs a diagonal mass matrix")
+        self._one_component, self._guided = one_component, guided
+        self._variance = 2.0 if self._batched and variance is None else variance
+        if self._owners is not None and self._variance is None:
+            raise ValueError("the noise of several data owners does not add up to a logistic law: give `variance`")
+        self._correction = None if self._variance is None else CORRECTIONS[correction](self._variance)
+
+    @property
+    def _batched(self) -> bool:
+        return isinstance(self._batches, FixedBatches)
+
+    # -- What is released --------------------------------------------------------------------------------------------
+
+    def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
+        return {"ratio": num_iterations * num_chains}
+
+    def _mechanisms(
+        self, kind: str, noise_multiplier: float, num_rows: int, num_iterations: int
+    ) -> tuple[Mechanism, ...]:
+        if isinstance(self._batches, FixedBatches):
+            return (BarkerBatch(noise_multiplier, self._batches.batch_size, num_rows, self._variance),)
+        if self._variance is None:
+            return (LogisticBit(noise_multiplier),)
+        return super()._mechanisms(kind, noise_multiplier, num_rows, num_iterations)
+
+    def _check_plan(self, plan: Plan, num_rows: int) -> None:
+        if self._batched and plan.private:
+            kappa = 1 / plan.kinds["ratio"].mechanisms[0].noise_multiplier
+            if kappa**2 >= self._variance:
+                raise ValueError(
+                    f"the budget allows a batch to have a variance of up to {kappa**2:.3g}, which is not below "
+                    f"variance={self._variance:g}, the total: give a smaller eps, more iterations or a larger variance"
+                )
+
+    def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
+        return {"ratio": (1,)}
+
+    def _request(self, carry: Any) -> dict[str, jax.Array | int]:
+        return {"ratio": 1}
+
+    def _row_bound(self, noise_multiplier: jax.Array, power: float, num_rows: int) -> jax.Array:
+        """Bound on the change of one row's log density, before tempering, at which the noise is what was granted."""
+        if isinstance(self._batches, FixedBatches):
+            size = self._batches.batch_size
+            rounding = 1 + 8 * size * float(
+                jnp.finfo(noise_multiplier.dtype).eps
+            )  # of the comparison, in sensitivities
+            return math.sqrt(size) / (noise_multiplier * power * num_rows * rounding)
+        per_row = {"replace_one": 2, "add_or_remove_one": 1}[self._neighboring_relation]
+        scale = 1.0 if self._variance is None else math.sqrt(self._variance)
+        return scale / (per_row * noise_multiplier * power)
+
+    def _describe_clip(self, kind: str) -> str:
+        bound = f"{self._clips['ratio']:g} per unit of distance bounds the jumps"
+        multiplier = self._ledger.plan.kinds["ratio"].mechanisms[0].noise_multiplier
+        if not multiplier:
+            return bound
+        if isinstance(self._batches, FixedBatches):
+            return f"{bound}; tempered rows are clipped at {1 / multiplier:.4g} sqrt(batch_size) / n"
+        per_row = {"replace_one": 2, "add_or_remove_one": 1}[self._neighboring_relation]
+        scale = 1.0 if self._variance is None else math.sqrt(self._variance)
+        return f"{bound}; tempered rows are clipped at {scale / (per_row * multiplier):.4g}"
+
+    def _describe_exactness(self) -> str:
+        approximations = []
+        if isinstance(self._correction, Correction):
+            approximations.append(f"the test is Barker's up to an error of {self._correction.cdf_error:.1e}")
+        if self._batched:
+            approximations.append("estimates from batches are taken to be normal")
+        return "; ".join([super()._describe_exactness().split(";")[0], *approximations])
+
+    # -- The algorithm -----------------------------------------------------------------------------------------------
+
+    def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> jax.Array:
+        return random.rademacher(rng_key, z.shape, z.dtype)
+
+    def _transition(
+        self,
+        target: PrivateTarget,
+        grant: Grant,
+        rng_key: jax.Array,
+        i: jax.Array,
+        z: jax.Array,
+        adapt: Any,
+        carry: jax.Array,
+    ) -> Transition:
+        normal_key, component_key, accept_key = random.split(rng_key, 3)
+        draw = grant.first("ratio")
+        bound = self._row_bound(draw.noise_multiplier, target.power, target.num_rows) if draw.noise else math.inf
+        moves = moving_components(component_key, z.size, self._one_component)
+        direction = carry if self._guided else None
+        jump = adapt.step_size * random_walk_jump(normal_key, z.shape, adapt.inverse_mass_matrix, moves, direction)
+        # Shortened, the jump is still symmetric, and its law the same at every z.
+        z_new = z + jump * jnp.minimum(1, bound / (self._clips["ratio"] * jnp.linalg.norm(jump)))
+        public = target.log_prior(z_new) - target.log_prior(z)
+        bit = self._test(target, draw, accept_key, z, z_new, public, bound)
+        accepted = bit & jnp.all(jnp.isfinite(z_new)) & ~jnp.isnan(public)
+        if self._guided:
+            carry = jnp.where(moves & ~accepted, -carry, carry)
+        scale = math.pi / math.sqrt(3) if self._variance is None else math.sqrt(self._variance)
+        return Transition(
+            jnp.where(accepted, z_new, z),
+            accepted,
+            accepted.astype(z.dtype),
+            jnp.asarray(scale if draw.noise else 0.0, z.dtype),
+            carry,
+        )
+
+    def _test(
+        self,
+        target: PrivateTarget,
+        draw: Draw,
+        rng_key: jax.Array,
+        z: jax.Array,
+        z_new: jax.Array,
+        public: jax.Array,
+        bound: jax.Array | float,
+    ) -> jax.Array:
+        """Whether ``log ratio + public + noise + correction > 0``."""
+        if draw.noise is None:
+            return target.exact_log_ratio(z, z_new) + public + random.logistic(rng_key, dtype=z.dtype) > 0
+        if self._correction is None:
+            return target.log_ratio_exceeds(draw, z, z_new, bound, -public)
+        correction = self._correction.sample(rng_key, (), z.dtype)
+        if self._batched:
+            return target.batch_log_ratio_exceeds(draw, z, z_new, bound, self._variance, -public - correction)
+        return target.log_ratio(draw, z, z_new, bound).value + public + correction > 0
+
+    def _adapt(self, i: jax.Array, accept_prob: jax.Array, z: jax.Array, adapt_state: Any) -> Any:
+        adapted = super()._adapt(i, accept_prob, z, adapt_state)
+        # Where jumps are shortened to the bound a larger step size changes nothing, so nothing would keep it from
+        # growing for ever.
+        return adapted._replace(step_size=jnp.minimum(adapted.step_size, 1e3))

@@ -1,0 +1,272 @@
+"""What the samplers without an acceptance test share: noisy gradients, step sizes, and the noise that fits them.
+
+They follow a stochastic gradient ``g(z) = w (sum over a batch of clip(grad l_i(z)) + N(0, sigma^2)) + grad log p(z)``
+with ``w = power / rate``, and need Gaussian noise of their own to explore: per step of size h, of variance ``2 h F``
+with a friction F. The privacy noise takes the place of as much of it as it can:
+
+    ``privacy noise h^2 w^2 sigma^2  +  added noise  =  2 h F``        (in coordinates scaled by `inverse_mass_matrix`)
+
+so the step size decides how much privacy noise fits in, and a budget decides how large steps may be. Where more would
+be needed than fits, the chain would be overheated: such a plan is refused. The price of a step depends on its size;
+with decreasing steps the noise grows like ``1 / sqrt(h)``, so that privacy noise keeps its share, and every iteration
+is a mechanism of its own to the accountant.
+
+Without a test nothing corrects what is wrong with a step: the posterior is approximate, by an error that shrinks with
+the step size (discretisation, and the sampling noise of batches), and by one that does not (clipped gradients, which
+move the posterior to where the *clipped* gradients balance).
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dp.kernels.base import DPKernel, KernelOptions, Transition
+from numpyro_dp.kernels.target import Draw, PrivateTarget, Released
+from numpyro_dp.ledger import Plan
+from numpyro_dp.mechanisms import Mechanism
+from numpyro_dp.subsampling import AllRows, Batches
+
+MATCHED = "matched"
+
+
+def decreasing_steps(initial: float, exponent: float = 1 / 3) -> "DecreasingSteps":
+    """Step sizes ``initial * t**-exponent`` for the iterations t = 1, 2, ...
+
+    The default exponent minimises the mean squared error of averages weighted by the step sizes (Teh, Thiery and
+    Vollmer 2016), which are in the extra field ``carry.step_size``; plain averages converge for exponents in (1/2, 1].
+    """
+    if not initial > 0 or not 0 <= exponent <= 1:
+        raise ValueError(f"initial must be positive and exponent in [0, 1], got {initial} and {exponent}")
+    return DecreasingSteps(float(initial), float(exponent))
+
+
+class DecreasingSteps(NamedTuple):
+    """Made by `decreasing_steps`."""
+
+    initial: float
+    exponent: float
+
+    def __call__(self, t: jax.Array) -> jax.Array:
+        return self.initial * t**-self.exponent
+
+
+class Carry(NamedTuple):
+    """What these kernels carry along.
+
+    :ivar step_size: of the last iteration.
+    :ivar dynamics: what the sampler itself carries along; see there.
+    """
+
+    step_size: jax.Array
+    dynamics: Any
+
+
+class StochasticGradientKernel(DPKernel):
+    """Base of `DPSGLD`, `DPSGNHT` and `DPSGHMC`; see there."""
+
+    def __init__(
+        self,
+        model: Callable,
+        eps: float | None,
+        delta: float | None,
+        *,
+        clip_grad: float | None,
+        step_size: float | Callable | None,
+        batch_size: float | Batches | None,
+        noise_multiplier_grad: float | str | None,
+        num_steps: int = 1,
+        **options: Unpack[KernelOptions],
+    ):
+        self._match_noise = isinstance(noise_multiplier_grad, str)
+        if self._match_noise:
+            if noise_multiplier_grad != MATCHED:
+                raise ValueError(
+                    f"noise_multiplier_grad must be a number or {MATCHED!r}, got {noise_multiplier_grad!r}"
+                )
+            if step_size is None:
+                raise ValueError(f"noise_multiplier_grad={MATCHED!r} follows from the step size: give step_size")
+        if not isinstance(num_steps, int) or num_steps < 1:
+            raise ValueError(f"num_steps must be a positive integer, got {num_steps!r}")
+        super().__init__(
+            model,
+            eps,
+            delta,
+            noise_multipliers={"grad": 1.0 if self._match_noise else noise_multiplier_grad},  # type: ignore[dict-item]
+            clips={"grad": clip_grad},
+            batch_size=batch_size,
+            step_size=step_size,
+            adapt_step_size=False,
+            **options,
+        )
+        self._num_steps = num_steps
+
+    # -- What a sampler defines --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _friction_at(self, width: float) -> float:
+        """Friction F, for a posterior of about this width."""
+
+    @abstractmethod
+    def _default_step_size(self, width: float) -> float:
+        """A step size that is stable for a posterior of about this width."""
+
+    def _init_dynamics(self, rng_key: jax.Array, y: jax.Array) -> Any:
+        """What the sampler itself carries along, at the start."""
+        return None
+
+    @abstractmethod
+    def _move(
+        self,
+        gradient: Callable[[jax.Array, Draw], Released],
+        draws: Draw,
+        rng_key: jax.Array,
+        y: jax.Array,
+        step_size: jax.Array,
+        friction: float,
+        dynamics: Any,
+    ) -> tuple[jax.Array, Any]:
+        """All steps of one iteration, in scaled coordinates ``y``, from noisy gradients in those coordinates."""
+
+    # -- Step sizes and noise ----------------------------------------------------------------------------------------
+
+    def _width(self, num_rows: int) -> float:
+        """Width of a posterior whose rows each have information of about 1."""
+        return 1 / math.sqrt(self._power(num_rows) * num_rows) if self._neighboring_relation == "replace_one" else 0.01
+
+    def _schedule(self, num_iterations: int) -> np.ndarray | None:
+        """Step size of each iteration, if the user gave a schedule."""
+        if not callable(self._step_size):
+            return None
+        try:
+            sizes = np.asarray(jax.vmap(self._step_size)(jnp.arange(1.0, num_iterations + 1)), float)
+        except Exception as error:
+            raise ValueError(
+                "step_size as a function must map the iteration t = 1, 2, ... (a JAX number) to a step size, such as "
+                f"`lambda t: 0.1 * t ** (-1 / 3)`; it raised {type(error).__name__}: {error}"
+            ) from error
+        if sizes.shape != (num_iterations,) or not (np.isfinite(sizes) & (sizes > 0)).all():
+            raise ValueError("step_size must give one positive number for each iteration t = 1, 2, ...")
+        return sizes
+
+    def _mechanisms(
+        self, kind: str, noise_multiplier: float, num_rows: int, num_iterations: int
+    ) -> tuple[Mechanism, ...]:
+        sizes = self._schedule(num_iterations)
+        first = self._step_size if sizes is None else float(sizes[0])
+        if self._match_noise:
+            noise_multiplier *= self._matched_noise(first, num_rows)
+        if sizes is None:
+            return (self._batches.mechanism(noise_multiplier, num_rows),)
+        return tuple(self._batches.mechanism(noise_multiplier * math.sqrt(first / h), num_rows) for h in sizes)
+
+    def _noise_per_multiplier(self, num_rows: int) -> float:
+        """Standard deviation of the noise in the scaled gradient, at a noise multiplier of 1."""
+        per_row = {"replace_one": 2, "add_or_remove_one": 1}[self._neighboring_relation]
+        weight = 1.0 if isinstance(self._batches, AllRows) else self._batches.weight(num_rows)
+        return self._power(num_rows) * weight * per_row * self._clips["grad"] * self._largest_scale
+
+    def _matched_noise(self, step_size: float, num_rows: int) -> float:
+        """The noise multiplier at which all of the sampler's noise is privacy noise."""
+        friction = self._friction_at(self._width(num_rows))
+        return math.sqrt(2 * friction / step_size) / self._noise_per_multiplier(num_rows)
+
+    @property
+    def _largest_scale(self) -> float:
+        given = self._inverse_mass_matrix
+        values = jax.tree.leaves(given if given is not None else 1.0)
+        return math.sqrt(max(float(np.max(value)) for value in values))
+
+    def _check_plan(self, plan: Plan, num_rows: int) -> None:
+        """Refuse step sizes with which the privacy noise alone would overheat the chain."""
+        friction = self._friction_at(self._width(num_rows))
+        if not plan.private or self._step_size is None or friction == 0:
+            return
+        sizes = self._schedule(plan.num_iterations)
+        first = self._step_size if sizes is None else float(sizes[0])
+        multiplier = plan.kinds["grad"].mechanisms[0].noise_multiplier
+        largest = 2 * friction / (multiplier * self._noise_per_multiplier(num_rows)) ** 2
+        if first > largest * (1 + 1e-6):
+            raise ValueError(
+                f"a (first) step size of {first:.4g} is too large for this budget: the privacy noise alone would "
+                f"overheat the chain. The largest that it allows is {largest:.4g}. Give a smaller step_size, leave it "
+                "out, raise eps, or run fewer iterations"
+            )
+
+    def _initial_step_size(self, num_rows: int) -> float:
+        if callable(self._step_size):
+            return float(self._step_size(jnp.ones(())))
+        return self._default_step_size(self._width(num_rows)) if self._step_size is None else self._step_size
+
+    def _step_size_at(self, i: jax.Array, noise: jax.Array, friction: float, num_rows: int, dtype: Any) -> jax.Array:
+        """Step size of iteration i; if the user gave none, the default, or the largest that the noise fits in."""
+        if self._step_size is None:
+            default = self._default_step_size(self._width(num_rows))
+            largest = jnp.where((noise > 0) & (friction > 0), 2 * friction / noise**2, jnp.inf)
+            return jnp.minimum(default, largest).astype(dtype)
+        if callable(self._step_size):
+            return jnp.asarray(self._step_size((i + 1).astype(dtype)), dtype)
+        return jnp.asarray(self._step_size, dtype)
+
+    # -- The interface of DPKernel -----------------------------------------------------------------------------------
+
+    def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
+        return {"grad": num_iterations * num_chains * self._num_steps}
+
+    def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
+        return {"grad": (self._num_steps, num_params)}
+
+    def _request(self, carry: Any) -> dict[str, jax.Array | int]:
+        return {"grad": self._num_steps}
+
+    def _describe_exactness(self) -> str:
+        return (
+            "the posterior is approximate: there is no acceptance test, so its error shrinks only with the step size, "
+            f"and gradients beyond clip_grad = {self._clips['grad']:g} move it to where clipped gradients balance"
+        )
+
+    def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> Carry:
+        return Carry(jnp.zeros((), z.dtype), self._init_dynamics(rng_key, z))
+
+    def _transition(
+        self,
+        target: PrivateTarget,
+        grant: Any,
+        rng_key: jax.Array,
+        i: jax.Array,
+        z: jax.Array,
+        adapt: Any,
+        carry: Carry,
+    ) -> Transition:
+        scales = jnp.sqrt(adapt.inverse_mass_matrix)
+        draws = grant.draws["grad"]
+        multiplier = draws.noise_multiplier[0]
+        noise = multiplier * self._noise_per_multiplier(target.num_rows)
+        friction = self._friction_at(self._width(target.num_rows))
+        step_size = self._step_size_at(i, noise, friction, target.num_rows, z.dtype)
+
+        def gradient(y: jax.Array, draw: Draw) -> Released:
+            position = y * scales
+            likelihood = target.gradient(draw, position, self._clips["grad"])
+            return Released(
+                scales * (likelihood.value + jax.grad(target.log_prior)(position)), scales * likelihood.scale
+            )
+
+        y, dynamics = self._move(gradient, draws, rng_key, z / scales, step_size, friction, carry.dynamics)
+        possible = jnp.all(jnp.isfinite(y))  # a matter of released values
+        return Transition(
+            jnp.where(possible, y * scales, z),
+            possible,
+            possible.astype(z.dtype),
+            (noise / self._largest_scale).astype(z.dtype),
+            Carry(step_size, jax.tree.map(lambda new, old: jnp.where(possible, new, old), dynamics, carry.dynamics)),
+        )
+
+
+def added_noise(step_size: jax.Array, friction: jax.Array | float, scale: jax.Array) -> jax.Array:
+    """Standard deviation of the noise that a step needs beside privacy noise of standard deviation `scale`."""
+    return jnp.sqrt(jnp.maximum(2 * step_size * friction - (step_size * scale) ** 2, 0))

@@ -1,0 +1,260 @@
+"""The posterior as an algorithm may use it: an exact prior, and *released* numbers about the rows.
+
+Every method of a `PrivateTarget` that looks at rows clips each of them, sums, adds the noise of a `Draw` and returns
+the result: there is no way from here to an exact sum. An algorithm written on top of it can do with what it gets
+whatever it likes.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import io_callback
+
+from numpyro_dp.clipping import Owners, UnclippedSum, clipped_moments, clipped_sum, penalized_sum
+from numpyro_dp.model import SeparableModel
+from numpyro_dp.noise import (
+    GridNoise,
+    add_up,
+    in_real_units,
+    noise_scale,
+    release,
+    release_batch_bit,
+    release_bit,
+)
+from numpyro_dp.subsampling import ALL_ROWS, AllRows, Batch, Batches, FixedBatches, PoissonBatches
+
+
+class Draw(NamedTuple):
+    """Leave to make one release, and what it takes; from the ledger only. In a `Grant`, with a leading axis.
+
+    :ivar noise: None only in runs that are declared not private.
+    :ivar batch: rows to use; None for all of them.
+    :ivar noise_multiplier: noise standard deviation over sensitivity.
+    :ivar tag: number of the release, the same for all data owners.
+    """
+
+    noise: GridNoise | None
+    batch: Batch | None
+    noise_multiplier: jax.Array
+    tag: jax.Array
+
+
+class Grant(NamedTuple):
+    """Leave for the releases of one iteration: per kind, the draws."""
+
+    granted: jax.Array
+    draws: dict[str, Draw]
+
+    def first(self, kind: str) -> Draw:
+        """The first draw of a kind: the only one, where an iteration makes one release of that kind."""
+        return jax.tree.map(lambda leaf: leaf[0], self.draws[kind])
+
+
+class Released(NamedTuple):
+    """A number or a vector that has been released.
+
+    :ivar value: with noise.
+    :ivar scale: standard deviation of the noise, of each entry; 0 without privacy.
+    """
+
+    value: jax.Array
+    scale: jax.Array
+
+
+class Exchange(Protocol):
+    """How data owners in separate processes tell one another their noisy sums; see `numpyro_dp.owners`."""
+
+    num_owners: int
+
+    def exchange(self, tag: bytes, mine: np.ndarray) -> np.ndarray:
+        """All owners' int64 arrays, on a new leading axis."""
+
+
+class PrivateTarget:
+    """The posterior ``p(z) * prod_i p(row_i | z)**power`` as an algorithm may use it.
+
+    :param power: exponent of the likelihood.
+    :param batches: how the rows of a release are drawn.
+    :param owners: owner number of each row and how many owners there are, or how to reach the other owners.
+    """
+
+    def __init__(
+        self,
+        separated: SeparableModel,
+        args: tuple,
+        kwargs: dict,
+        *,
+        neighboring_relation: str,
+        power: float = 1.0,
+        batches: Batches = ALL_ROWS,
+        owners: "Owners | Exchange | None" = None,
+    ):
+        self.log_prior = separated.log_prior(args, kwargs)
+        self.num_params = separated.num_params
+        self.power = power
+        self.num_rows = separated.num_rows
+        self._rows = separated.rows(args, kwargs)
+        self._row_log_density = separated.row_log_density(args, kwargs)
+        self._relation = neighboring_relation
+        self._batches = batches
+        self._owners = owners
+
+    def witness(self, state: Any) -> jax.Array:
+        """A number of every array that a step depends on, for a callback to depend on them, too.
+
+        Whatever a `vmap` batches (chains, step sizes, tables) must reach the callback that charges a step: without
+        batched operands it would be called once, and its noise be shared. The host ignores the numbers.
+        """
+        leaves = jax.tree.leaves((state, self._rows))
+        return jnp.concatenate([jnp.ravel(leaf[:1] if leaf.ndim else leaf)[:1].astype(jnp.float32) for leaf in leaves])
+
+    # -- What may be asked -------------------------------------------------------------------------------------------
+
+    def log_ratio(self, draw: Draw, z: jax.Array, z_new: jax.Array, bound: jax.Array | float) -> Released:
+        """The change of the log likelihood from `z` to `z_new`, tempered, with noise.
+
+        On a batch: the estimate of it, minus half the estimated variance that the sampling of the batch gives it. It is
+        then the noisy log ratio of a penalty test whose only variance left to correct for is that of the privacy noise.
+
+        :param bound: each row's change (before tempering) is clipped to +-`bound`.
+        """
+        ratio = self._row_log_ratio(z, z_new)
+        if isinstance(self._batches, AllRows):
+            released = self._release_sum(draw, ratio, bound)
+            return Released(self.power * released.value, self.power * released.scale)
+        weight = self.power * self._batches.weight(self.num_rows)
+        if isinstance(self._batches, PoissonBatches):
+            # E sum over the batch of w^2 (1 - q) r^2 is the variance of sum over the batch of w r.
+            spread = weight**2 * (1 - self._batches.probability(self.num_rows)) / 2
+
+            def penalized(row: tuple) -> jax.Array:
+                r = _clip(ratio(row), bound)
+                return weight * r - spread * r**2
+
+            return self._release_sum(draw, penalized, weight * bound + spread * bound**2)
+        size = self._batches.batch_size
+        factor = size / (size - 1) * (1 - size / self.num_rows)  # makes the variance estimate unbiased
+        total = penalized_sum(clipped_moments(ratio, self._batch_rows(draw), bound), weight, factor)
+        scale = noise_scale(total.bound, draw.noise_multiplier, self._relation)
+        return Released(in_real_units(*release(total, draw.noise), total.bound), scale.astype(total.bound.dtype))
+
+    def gradient(self, draw: Draw, z: jax.Array, bound: float) -> Released:
+        """The gradient of the log likelihood at `z`, tempered, with noise; on a batch, the estimate of it.
+
+        :param bound: each row's gradient (before tempering) is clipped to norm `bound`.
+        """
+        gradient = jax.grad(self._row_log_density)
+        released = self._release_sum(draw, lambda row: gradient(z, row), bound, width=self.num_params)
+        weight = self.gradient_weight
+        return Released(weight * released.value, weight * released.scale)
+
+    @property
+    def gradient_weight(self) -> float:
+        """What the sum over a batch is multiplied by in `gradient`."""
+        sampled = not isinstance(self._batches, AllRows)
+        return self.power * (self._batches.weight(self.num_rows) if sampled else 1.0)  # type: ignore[union-attr]
+
+    def log_ratio_exceeds(
+        self, draw: Draw, z: jax.Array, z_new: jax.Array, bound: jax.Array | float, threshold: jax.Array
+    ) -> jax.Array:
+        """Whether the tempered log ratio plus standard logistic noise exceeds `threshold`: one bit (`LogisticBit`).
+
+        :param bound: each row's change (before tempering) is clipped to +-`bound`. With the draw's noise multiplier m,
+            ``2 * power * bound * m`` (replace-one) must be 1, the scale of the noise.
+        """
+        total = clipped_sum(self._row_log_ratio(z, z_new), self._rows, bound)
+        if isinstance(total, UnclippedSum) or draw.noise is None:
+            raise TypeError("a bit is private only with a clip bound and with noise")
+        return release_bit(total, draw.noise, threshold / self.power)
+
+    def batch_log_ratio_exceeds(
+        self,
+        draw: Draw,
+        z: jax.Array,
+        z_new: jax.Array,
+        bound: jax.Array | float,
+        variance: float,
+        threshold: jax.Array,
+    ) -> jax.Array:
+        """Whether the batch's estimate of the tempered log ratio, brought to a total variance, exceeds `threshold`.
+
+        :param bound: each row's change (before tempering) is clipped to +-`bound`, so that the variance of the
+            estimate is at most ``(power * n * bound)**2 / batch_size``, below `variance`.
+        """
+        if not isinstance(self._batches, FixedBatches) or draw.noise is None:
+            raise TypeError("this bit needs batches of a fixed size, and noise")
+        moments = clipped_moments(self._row_log_ratio(z, z_new), self._batch_rows(draw), bound)
+        weight = self.power * self._batches.weight(self.num_rows)
+        return release_batch_bit(moments, weight, variance, draw.noise, threshold)
+
+    def exact_log_ratio(self, z: jax.Array, z_new: jax.Array) -> jax.Array:
+        """The exact tempered log ratio, for runs that are declared not private."""
+        total = clipped_sum(self._row_log_ratio(z, z_new), self._rows, math.inf)
+        assert isinstance(total, UnclippedSum)
+        return self.power * total.value
+
+    # -- The one door ------------------------------------------------------------------------------------------------
+
+    def _release_sum(
+        self, draw: Draw, per_row: Callable[[tuple], jax.Array], bound: jax.Array | float, width: int = 1
+    ) -> Released:
+        """Sum of `per_row` over the draw's rows, clipped to `bound`, with the draw's noise."""
+        local = self._owners if isinstance(self._owners, Owners) else None
+        size = None if draw.batch is None else draw.batch.size
+        total = clipped_sum(per_row, self._batch_rows(draw), bound, width, size, local)
+        if isinstance(total, UnclippedSum):
+            if draw.noise is not None:
+                raise TypeError("a sum without a clip bound has no sensitivity: noise cannot make it private")
+            value = total.value if local is None else total.value.sum(0)
+            return Released(value, jnp.zeros((), value.dtype))
+        hi, lo = release(total, draw.noise)
+        multiplier = draw.noise_multiplier
+        if local is not None:  # each owner has added its own noise
+            hi, lo = add_up(hi, lo)
+            multiplier = multiplier * math.sqrt(local.count)
+        elif self._owners is not None:
+            hi, lo, multiplier = _add_up_with_others(self._owners, hi, lo, multiplier, draw.tag)
+        scale = noise_scale(total.bound, multiplier, self._relation).astype(total.bound.dtype)
+        return Released(in_real_units(hi, lo, total.bound), scale)
+
+    def _batch_rows(self, draw: Draw) -> tuple[jax.Array, ...]:
+        if draw.batch is None:
+            return self._rows
+        return tuple(row[draw.batch.indices] for row in self._rows)
+
+    def _row_log_ratio(self, z: jax.Array, z_new: jax.Array) -> Callable[[tuple], jax.Array]:
+        return lambda row: self._row_log_density(z_new, row) - self._row_log_density(z, row)
+
+
+def _clip(value: jax.Array, bound: jax.Array | float) -> jax.Array:
+    return jnp.where(jnp.isnan(value), 0, jnp.clip(value, -bound, bound))
+
+
+def _add_up_with_others(
+    others: Exchange, hi: jax.Array, lo: jax.Array, multiplier: jax.Array, tag: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Total of all owners' noisy sums, in steps, and the noise multiplier of the total.
+
+    What is sent: this owner's noisy integers and its noise multiplier, which is public.
+    """
+
+    def host(hi, lo, multiplier, tag):
+        steps = (np.asarray(hi, np.int64) << 24) + np.asarray(lo, np.int64)
+        variance = np.array([float(multiplier) ** 2]).view(np.int64)
+        gathered = others.exchange(np.asarray(tag).tobytes(), np.concatenate([steps.ravel(), variance]))
+        total = gathered[:, :-1].sum(0).reshape(steps.shape)
+        variances = np.ascontiguousarray(gathered[:, -1]).view(np.float64)
+        return (
+            (total >> 24).astype(np.int32),
+            (total & (2**24 - 1)).astype(np.int32),
+            np.asarray(math.sqrt(variances.sum()), multiplier.dtype),
+        )
+
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (hi, lo, multiplier)]
+    hi, lo, multiplier = io_callback(host, tuple(shapes), hi, lo, multiplier, tag)
+    return lax.optimization_barrier((hi, lo, multiplier))

@@ -1,0 +1,193 @@
+"""The report on a run: what it guarantees, what it released, what the guarantee rests on."""
+
+import dataclasses
+import decimal
+import json
+import math
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from dp_accounting import DpEvent, SelfComposedDpEvent
+
+from numpyro_dp import accounting
+from numpyro_dp.ledger import Releases, flat_releases
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyReport:
+    """What a run guarantees, what it released, and what the guarantee rests on. Holds nothing private.
+
+    :ivar eps, delta: the guarantee: that of everything the kernel was allowed to release, fixed beforehand.
+    :ivar neighboring_relation: which tables are neighbours.
+    :ivar unit: what one protected unit is.
+    :ivar num_rows: n under replace-one; None under add-or-remove-one, where it is private.
+    :ivar kinds: for each kind of release, its mechanisms and how many of them were planned.
+    :ivar made: how many releases were made.
+    :ivar clips: for each kind, how rows were clipped.
+    :ivar batches: how the rows of a release were drawn.
+    :ivar public_arguments: arguments of the model that were treated as public knowledge.
+    :ivar private_arguments: arguments whose rows are protected.
+    :ivar dropped_sites: deterministic sites left out of the samples, with the reason.
+    :ivar noise: where the noise came from.
+    :ivar assumptions: what the guarantee and the posterior rest on.
+    """
+
+    eps: float
+    delta: float
+    neighboring_relation: str
+    unit: str
+    num_rows: int | None
+    num_chains: int
+    num_iterations: int
+    kinds: Mapping[str, Releases]
+    made: Mapping[str, tuple[int, ...]]
+    clips: Mapping[str, str]
+    batches: str
+    public_arguments: tuple[str, ...]
+    private_arguments: tuple[str, ...]
+    dropped_sites: Mapping[str, str]
+    noise: str
+    assumptions: tuple[str, ...]
+    kernel: str
+
+    @property
+    def private(self) -> bool:
+        return self.eps < math.inf
+
+    @property
+    def releases(self) -> dict[str, dict[str, Any]]:
+        """For each kind: mechanism, noise multiplier (the smallest), planned number, number made, clip bound."""
+        return {
+            name: {
+                "mechanism": kind.mechanisms[0].describe(),
+                "noise_multiplier": min(mechanism.noise_multiplier for mechanism in kind.mechanisms),
+                "planned": sum(kind.counts),
+                "made": sum(self.made[name]),
+                "clip": self.clips[name],
+            }
+            for name, kind in self.kinds.items()
+        }
+
+    @property
+    def rho(self) -> float | None:
+        """The guarantee in zCDP terms: costs of independent analyses of one table add up in rho. None: it has none."""
+        return self._rho(flat_releases(self.kinds))
+
+    @property
+    def rho_spent(self) -> float | None:
+        """`rho` of what has been released so far; bookkeeping, as `eps_spent`."""
+        return self._rho(flat_releases(self.kinds, self.made))
+
+    def _rho(self, releases: tuple) -> float | None:
+        costs = [(mechanism.rho, count) for mechanism, count in releases]
+        if any(rho is None for rho, _ in costs):
+            return None
+        return sum((rho or 0.0) * count for rho, count in costs) * (1 + 1e-14)
+
+    @property
+    def eps_spent(self) -> float:
+        """What has been released so far would cost this much. Bookkeeping, not a guarantee: a run that was stopped
+        because of what it released guarantees `eps`."""
+        if not self.private:
+            return math.inf
+        releases = flat_releases(self.kinds, self.made)
+        if not releases:
+            return 0.0
+        # The committed eps covers everything; rounding up on the way must not show more.
+        return min(accounting.composed_eps(releases, self.delta, self.neighboring_relation), self.eps)
+
+    @property
+    def eps_left(self) -> float:
+        """The committed eps minus `eps_spent`; bookkeeping."""
+        return self.eps - self.eps_spent if self.private else math.inf
+
+    @property
+    def events(self) -> tuple[DpEvent, ...]:
+        """Privacy events of everything committed, for dp_accounting's accountants under `neighboring_relation`."""
+        if not self.private:
+            raise ValueError("a run without noise has no privacy event: it is not private")
+        return tuple(
+            SelfComposedDpEvent(mechanism.event(self.neighboring_relation), count)
+            for mechanism, count in flat_releases(self.kinds)
+        )
+
+    def eps_at(self, delta: float) -> float:
+        """The guarantee at another delta: every pair ``(eps_at(delta), delta)`` holds at once."""
+        if not self.private:
+            return math.inf
+        return accounting.composed_eps(flat_releases(self.kinds), delta, self.neighboring_relation)
+
+    def comparison(self) -> dict[str, float]:
+        """eps of the same releases by every accountant that applies: see `numpyro_dp.accounting.compare`."""
+        if not self.private:
+            return {}
+        return accounting.compare(flat_releases(self.kinds), self.delta, self.neighboring_relation)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts; infinities as the string ``"inf"``."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name in ("kinds", "made", "clips"):
+            del fields[name]
+        fields |= {name: getattr(self, name) for name in ("releases", "rho", "rho_spent", "eps_spent")}
+        if self.private:
+            fields["comparison"] = self.comparison()
+        return _plain(fields)
+
+    def to_json(self, **options: Any) -> str:
+        """`to_dict` as JSON text; `options` go to `json.dumps`."""
+        return json.dumps(self.to_dict(), **options)
+
+    def guarantee(self) -> str:
+        """The guarantee in one line."""
+        if not self.private:
+            return "NOT PRIVATE: run without noise (eps = inf)"
+        relation = {"replace_one": "replacing one", "add_or_remove_one": "adding or removing one"}
+        return (
+            f"({_round_up(self.eps, 6)}, {_round_up(self.delta, 3)})-differentially private with respect to "
+            f"{relation[self.neighboring_relation]} {self.unit}"
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            f"Privacy of this {self.kernel} run",
+            f"  guarantee    {self.guarantee()}",
+            f"  covers       {self.num_chains} chain(s) of {self.num_iterations} iterations, warmup included"
+            + (f"; n = {self.num_rows}" if self.num_rows is not None else "; n is private"),
+        ]
+        if self.private:
+            others = ", ".join(f"{name} {eps:.4g}" for name, eps in self.comparison().items())
+            lines += [
+                f"  accounting   eps by each accountant: {others}" + (f"; rho {self.rho:.6g}" if self.rho else ""),
+                f"  spent        eps {self.eps_spent:.6g} so far (bookkeeping; the guarantee is the line above)",
+            ]
+        for kind, release in self.releases.items():
+            lines.append(
+                f"  {kind:<12} {release['made']} of {release['planned']} releases ({release['mechanism']}), "
+                f"noise multiplier {release['noise_multiplier']:.6g}, {release['clip']}"
+            )
+        lines += [
+            f"  private      {', '.join(self.private_arguments)}",
+            f"  public       {', '.join(self.public_arguments) or 'no argument'}",
+            f"  noise        {self.noise}",
+        ]
+        for name, reason in self.dropped_sites.items():
+            lines.append(f"  left out     site '{name}' ({reason})")
+        lines += [f"  assumes      {assumption}" for assumption in self.assumptions]
+        return "\n".join(textwrap.fill(line, 110, subsequent_indent=" " * 15) for line in lines)
+
+
+def _round_up(value: float, digits: int) -> str:
+    """`value` to so many significant digits, never below it."""
+    up = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
+    return f"{float(up.create_decimal(repr(value))):.{digits}g}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    return value
