@@ -45,8 +45,9 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.scipy.special import gammaln
-from numpyro.handlers import seed, substitute, trace
+from numpyro.handlers import substitute, trace
 from numpyro.infer.util import constrain_fn
+from numpyro.primitives import Messenger
 
 from numpyro_dp.arguments import NO_VALUE, quote, take_arrays, traced
 from numpyro_dp.model import SeparableModel
@@ -175,12 +176,7 @@ def family_of(
     public = separated.without_private(args, kwargs)  # what is kept holds no rows
     name = ", ".join(sorted(separated.row_sites))
     if family is None:
-        if len(separated.row_sites) != 1:
-            raise UnsupportedFamilyError(
-                f"the rows are observed at several sites, {quote(sorted(separated.row_sites))}: give the statistics of "
-                "all of them together as an ExponentialFamily, or use DPPenalty, which needs none"
-            )
-        build = _ready_family(separated, *public, name, bounds)
+        build = _ready_family(separated, *public, bounds)
     else:
         build = functools.partial(_given_family, family, separated)
     functions = build(*public)
@@ -375,9 +371,9 @@ class _Outcome(NamedTuple):
     limits: dict[str, np.ndarray]  # low and high of each value, flat, where the likelihood needs them
 
 
-def _ready_family(separated: SeparableModel, args: tuple, kwargs: dict, name: str, bounds: Bounds) -> Build:
+def _ready_family(separated: SeparableModel, args: tuple, kwargs: dict, bounds: Bounds) -> Build:
     """How to build the family of the observed site; refuses one that has none."""
-    outcome = _inspect(separated, args, kwargs, name, bounds)
+    outcome = _inspect(separated, args, kwargs, bounds)
 
     def build(args: tuple, kwargs: dict) -> _Functions:
         origin = _origin(separated)  # what a row contributes is the same for all parameters
@@ -424,16 +420,24 @@ def _read(outcome: _Outcome, separated: SeparableModel, args: tuple, kwargs: dic
 
 def _site(separated: SeparableModel, args: tuple, kwargs: dict, z: jax.Array, name: str) -> dict:
     """NumPyro's record of a site at one row and at `z`."""
-    model = seed(keep_sites(separated.model, lambda _: True, separated.row_plates, 1), 0)
+    model = keep_sites(_no_hidden_sites(separated), lambda _: True, separated.row_plates, 1)
     params = constrain_fn(model, args, kwargs, separated.unravel(z))
-    sites = trace(substitute(model, data=params)).get_trace(*args, **kwargs)
-    for site in sites.values():
-        if site["type"] == "sample" and not site["is_observed"] and site["name"] not in separated.prototype:
+    return trace(substitute(model, data=params)).get_trace(*args, **kwargs)[name]
+
+
+class _no_hidden_sites(Messenger):
+    """Refuse a model with latent sites that are no parameters."""
+
+    def __init__(self, separated: SeparableModel):
+        self.parameters = set(separated.prototype)
+        super().__init__(separated.model)
+
+    def process_message(self, msg):
+        if msg["type"] == "sample" and not msg["is_observed"] and msg["name"] not in self.parameters:
             raise UnsupportedFamilyError(
-                f"site '{site['name']}' is summed out of each row, and mixtures have no sufficient statistics: use "
+                f"site '{msg['name']}' is summed out of each row, and mixtures have no sufficient statistics: use "
                 "DPPenalty, which needs none"
             )
-    return sites[name]
 
 
 def _weight(site: dict) -> jax.Array:
@@ -447,13 +451,19 @@ def _base(fn: dist.Distribution) -> dist.Distribution:
     return fn
 
 
-def _inspect(separated: SeparableModel, args: tuple, kwargs: dict, name: str, bounds: Bounds) -> _Outcome:
+def _inspect(separated: SeparableModel, args: tuple, kwargs: dict, bounds: Bounds) -> _Outcome:
     """What the observed site is, from shapes and dependencies; refuses one that has no sufficient statistics."""
+    name, *others = sorted(separated.row_sites)
     fn: dist.Distribution = None
 
     def outputs(z: jax.Array, rows: tuple) -> tuple[list, jax.Array, jax.Array]:
         nonlocal fn
         site = _site(separated, *separated.with_private(args, kwargs, rows), z, name)
+        if others:
+            raise UnsupportedFamilyError(
+                f"the rows are observed at several sites, {quote([name, *others])}: give the statistics of all of them "
+                "together as an ExponentialFamily, or use DPPenalty, which needs none"
+            )
         fn = site["fn"]
         base = _base(fn)
         if type(base) not in _LIKELIHOODS:
