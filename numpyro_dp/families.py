@@ -69,7 +69,8 @@ class ExponentialFamily:
     """Sufficient statistics as the user gives them: ``<eta, T(row)> - A + h(row)`` is one row's log density.
 
     :ivar statistic: T, from one row, a dict of the private arguments by name without their leading axis, to a vector
-        (m,). Where it is not finite, the row counts as `center`.
+        (m,). Leaves of a nested argument have names such as ``data['y']``. Where T is not finite, the row counts as
+        `center`.
     :ivar natural_parameters: eta, from a dict of the model's sites in their own (constrained) units to a vector (m,).
     :ivar log_partition: A, from the same dict to a scalar. Terms that involve no parameter may be left out.
     :ivar bound: the largest L2 norm of ``T(row) - center`` over all rows that may occur, a public constant. Rows
@@ -172,6 +173,7 @@ def family_of(
     :param family: for likelihoods that are not in the table, and for models with covariates that have sufficient
         statistics all the same (linear regression).
     :raises UnsupportedFamilyError: if there is none, or `family` is another one than the model's.
+    :raises ValueError: if `bounds` are missing, not needed, or no bounds of such values.
     """
     public = separated.without_private(args, kwargs)  # what is kept holds no rows
     name = ", ".join(sorted(separated.row_sites))
