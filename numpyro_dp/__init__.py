@@ -1,7 +1,9 @@
 """Differentially private MCMC for NumPyro."""
 
 from numpyro_dp.arviz import to_arviz
+from numpyro_dp.families import ExponentialFamily
 from numpyro_dp.kernels.barker import DPBarker
+from numpyro_dp.kernels.exponential_family import DPExponentialFamily
 from numpyro_dp.kernels.hmc import DPHMC
 from numpyro_dp.kernels.penalty import DPPenalty
 from numpyro_dp.kernels.sghmc import DPSGHMC
@@ -23,7 +25,9 @@ __all__ = [
     "DPSGNHT",
     "MCMC",
     "DPBarker",
+    "DPExponentialFamily",
     "DPPenalty",
+    "ExponentialFamily",
     "FixedBatches",
     "PoissonBatches",
     "PrivacyBudgetError",

@@ -65,7 +65,7 @@ def sensitivity_steps(neighboring_relation: str) -> int:
     return {"replace_one": 2 * GRID, "add_or_remove_one": GRID}[neighboring_relation]
 
 
-class Owners(NamedTuple):
+class OwnerIndex(NamedTuple):
     """Whose row each one is; public.
 
     :ivar index: owner number of each row.
@@ -82,7 +82,7 @@ def clipped_sum(
     bound: jax.Array | float,
     width: int = 1,
     size: jax.Array | None = None,
-    owners: Owners | None = None,
+    owners: OwnerIndex | None = None,
 ) -> ClippedSum | UnclippedSum:
     """Sum `per_row` over the rows, each contribution clipped to norm `bound`.
 
@@ -113,10 +113,10 @@ def clipped_sum(
         steps = (_scalar_steps if values.ndim == 1 else _vector_steps)(values, bound)
         return _sum_steps(jnp.where(counts, steps, 0), _owners_of(start))
 
-    def _owners_of(start: jax.Array) -> Owners | None:
+    def _owners_of(start: jax.Array) -> OwnerIndex | None:
         if owners is None:
             return None
-        return Owners(lax.dynamic_slice_in_dim(jnp.asarray(owners.index), start, chunk), owners.count)
+        return OwnerIndex(lax.dynamic_slice_in_dim(jnp.asarray(owners.index), start, chunk), owners.count)
 
     def _sum_values(values: jax.Array, start: jax.Array) -> jax.Array:
         whose = _owners_of(start)
@@ -234,7 +234,7 @@ def _vector_steps(values: jax.Array, bound: jax.Array | float) -> jax.Array:
     return jnp.round(jnp.where(usable, scaled * factor, 0)).astype(jnp.int32)
 
 
-def _sum_steps(steps: jax.Array, owners: Owners | None = None) -> tuple[jax.Array, jax.Array]:
+def _sum_steps(steps: jax.Array, owners: OwnerIndex | None = None) -> tuple[jax.Array, jax.Array]:
     """Exact sum over the leading axis (at most 2**17 rows of at most `GRID` steps), in int32 throughout."""
     if owners is not None:
         high = jax.ops.segment_sum(steps >> 12, owners.index, owners.count)

@@ -106,7 +106,8 @@ class Plan:
 
     @property
     def private(self) -> bool:
-        return self.eps < math.inf
+        """Whether there is noise. With too little of it `eps` may be infinite all the same."""
+        return all(m.noise_multiplier > 0 for kind in self.kinds.values() for m in kind.mechanisms)
 
 
 def flat_releases(

@@ -141,7 +141,8 @@ class PrivacyReport:
     def guarantee(self) -> str:
         """The guarantee in one line."""
         if not self.private:
-            return "NOT PRIVATE: run without noise (eps = inf)"
+            noisy = any(release["noise_multiplier"] for release in self.releases.values())
+            return f"NOT PRIVATE: {'too little noise for a finite eps' if noisy else 'run without noise'} (eps = inf)"
         relation = {"replace_one": "replacing one", "add_or_remove_one": "adding or removing one"}
         return (
             f"({_round_up(self.eps, 6)}, {_round_up(self.delta, 3)})-differentially private with respect to "

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numpyro_dp.clipping import GRID, Owners, clipped_moments, clipped_sum, penalized_sum, sensitivity_steps
+from numpyro_dp.clipping import GRID, OwnerIndex, clipped_moments, clipped_sum, penalized_sum, sensitivity_steps
 from numpyro_dp.mechanisms import FixedBatchGaussian, Gaussian, PoissonGaussian, TruncatedPoissonGaussian
 from numpyro_dp.subsampling import OVERFLOW, AllRows, FixedBatches, PoissonBatches, as_batches
 
@@ -137,7 +137,7 @@ def test_only_the_first_rows_count():
 def test_one_sum_for_each_owner():
     rng = np.random.default_rng(0)
     values, owner = rng.normal(size=(70_000, 3)), rng.integers(0, 5, 70_000)
-    total = clipped_sum(lambda row: row[0][0], (jnp.asarray(values),), 1.0, 3, owners=Owners(owner, 5))
+    total = clipped_sum(lambda row: row[0][0], (jnp.asarray(values),), 1.0, 3, owners=OwnerIndex(owner, 5))
     assert total.hi.shape == (5, 3)
     for j in range(5):
         alone = clipped_sum(lambda row: row[0][0], (jnp.asarray(values[owner == j]),), 1.0, 3)

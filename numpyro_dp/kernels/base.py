@@ -23,7 +23,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_dp.accounting import composed_eps
-from numpyro_dp.clipping import Owners, require_correct_sums
+from numpyro_dp.clipping import OwnerIndex, require_correct_sums
 from numpyro_dp.kernels.target import Draw, Exchange, Grant, PrivateTarget
 from numpyro_dp.ledger import Ledger, Plan, Request, Wanted, flat_releases, plan_for_budget, plan_for_noise
 from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Mechanism
@@ -264,7 +264,10 @@ class DPKernel(MCMCKernel):
         params_key, *state_keys = keys
         params = self._initial_params(params_key, init_params, separated, model_args, model_kwargs)
         start = partial(self._initial_state, separated)
-        return (start if is_prng_key(rng_key) else jax.vmap(start))(params, *state_keys)
+        state = (start if is_prng_key(rng_key) else jax.vmap(start))(params, *state_keys)
+        if hasattr(self._owners, "exchange"):
+            self._agree_with_other_owners(state)
+        return state
 
     def sample(self, state: DPState, model_args, model_kwargs) -> DPState:
         """One iteration. Without a grant from the ledger the state stays as it is and says so."""
@@ -392,12 +395,12 @@ class DPKernel(MCMCKernel):
     def _describe_owners(self, plan: Plan) -> list[str]:
         if self._owners is None:
             return []
-        count = self._owners.count if isinstance(self._owners, Owners) else self._owners.num_owners
+        count = self._owners.count if isinstance(self._owners, OwnerIndex) else self._owners.num_owners
         lines = [
             f"the rows belong to {count} data owners, each row to one of them. The guarantee is that of each owner's "
             "rows against the other owners, who see its noisy sums; no owner chooses its noise after seeing theirs"
         ]
-        if isinstance(self._owners, Owners) and plan.private:
+        if isinstance(self._owners, OwnerIndex) and plan.private:
             outside = [
                 (dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier * math.sqrt(count)), made)
                 for mechanism, made in flat_releases(plan.kinds)
@@ -439,7 +442,7 @@ class DPKernel(MCMCKernel):
             )
         n = separated.num_rows
         self._batches.check(n, self._neighboring_relation)
-        if isinstance(self._owners, Owners) and self._owners.index.shape != (n,):
+        if isinstance(self._owners, OwnerIndex) and self._owners.index.shape != (n,):
             raise ValueError(f"owners has shape {self._owners.index.shape}, but there are {n} rows")
         counts = self._releases(planned, num_chains)
         common: dict[str, Any] = {
@@ -500,12 +503,28 @@ class DPKernel(MCMCKernel):
             owners=self._owners,
         )
 
-    def _known_owners(self, owners: Any) -> "Owners | Exchange | None":
+    def _agree_with_other_owners(self, state: DPState) -> None:
+        """Make sure that all owners run the same chains, before anything is exchanged."""
+        if isinstance(state.i, jax.core.Tracer):
+            raise ValueError(
+                "owners in separate processes cannot run chain_method='parallel': use 'vectorized' or 'sequential'"
+            )
+        own = ("_eps", "_delta", "_noise_multipliers", "_described")  # these may differ from owner to owner
+        plan = self._ledger.plan
+        settings = [item for item in self._settings() if item[0] not in own]
+        settings += [plan.num_iterations, plan.num_chains, plan.neighboring_relation, type(self).__name__]
+        numbers = [np.asarray(leaf) for leaf in jax.tree.leaves(state._replace(rng_key=_key_data(state.rng_key)))]
+        self._owners.check(b"settings", repr(settings).encode())
+        self._owners.check(b"random key, starting point and step size", b"".join(x.tobytes() for x in numbers))
+
+    def _known_owners(self, owners: Any) -> "OwnerIndex | Exchange | None":
         if owners is None or hasattr(owners, "exchange"):
             if owners is not None and self._eps == math.inf:
                 raise ValueError("eps=inf would send exact sums of rows to the other owners: give a finite eps")
             if owners is not None and not isinstance(self._batches, AllRows):
                 raise ValueError("data owners in separate processes use all of their rows: leave batch_size out")
+            if owners is not None and self._n0 is not None:
+                raise ValueError("n0 needs the number of rows of all owners, which is not known here: give power")
             return owners
         index = np.asarray(owners)
         if index.ndim != 1 or not np.issubdtype(index.dtype, np.integer) or index.size == 0 or index.min() < 0:
@@ -517,7 +536,7 @@ class DPKernel(MCMCKernel):
             raise ValueError("an index of owners tells n, which is private under 'add_or_remove_one'")
         if not isinstance(self._batches, AllRows):
             raise ValueError("each owner uses all of its rows: leave batch_size out")
-        return Owners(index.astype(np.int32), int(index.max()) + 1)
+        return OwnerIndex(index.astype(np.int32), int(index.max()) + 1)
 
     # -- One iteration -----------------------------------------------------------------------------------------------
 
@@ -534,8 +553,13 @@ class DPKernel(MCMCKernel):
                 z, jnp.array(False), jnp.zeros_like(state.accept_prob), jnp.zeros_like(state.noise_scale), state.carry
             )
 
-        # Under vmap both branches run; `cond` is then a select, and what comes out is the same.
-        z_new, accepted, accept_prob, noise_scale, carry = lax.cond(grant.granted, move, stay)
+        # Under vmap both branches run; `cond` is then a select, and what comes out is the same. An exchange with other
+        # owners cannot be in a branch, so it looks itself whether it may send.
+        if hasattr(self._owners, "exchange"):
+            moved = jax.tree.map(partial(jnp.where, grant.granted), move(), stay())
+        else:
+            moved = lax.cond(grant.granted, move, stay)
+        z_new, accepted, accept_prob, noise_scale, carry = moved
         moved = DPState(
             i=state.i + 1,
             z=separated.unravel(z_new),
@@ -565,7 +589,7 @@ class DPKernel(MCMCKernel):
         ledger, batches = self._ledger, self._batches
         private = ledger.plan.private
         shapes = self._noise_shapes(target.num_params)
-        if isinstance(self._owners, Owners):  # each of them adds noise of its own
+        if isinstance(self._owners, OwnerIndex):  # each of them adds noise of its own
             shapes = {kind: (shape[0], self._owners.count, *shape[1:]) for kind, shape in shapes.items()}
         dtype = jnp.result_type(float)
 
@@ -595,6 +619,7 @@ class DPKernel(MCMCKernel):
                 None if noise is None else GridNoise(noise[0], noise[1]),
                 None if indices is None else Batch(indices, sizes),
                 jnp.full(length, multiplier),
+                jnp.full(length, granted),
                 _tags(nonce, state.i, kinds.index(kind), length),
             )
 

@@ -7,15 +7,17 @@ whatever it likes.
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.experimental import io_callback
 
-from numpyro_dp.clipping import Owners, UnclippedSum, clipped_moments, clipped_sum, penalized_sum
+from numpyro_dp.clipping import ClippedSum, OwnerIndex, UnclippedSum, clipped_moments, clipped_sum, penalized_sum
+from numpyro_dp.families import BoundFamily
+from numpyro_dp.ledger import PrivacyBudgetError
 from numpyro_dp.model import SeparableModel
 from numpyro_dp.noise import (
     GridNoise,
@@ -35,12 +37,14 @@ class Draw(NamedTuple):
     :ivar noise: None only in runs that are declared not private.
     :ivar batch: rows to use; None for all of them.
     :ivar noise_multiplier: noise standard deviation over sensitivity.
+    :ivar granted: whether it is leave at all; without it the noise is 0.
     :ivar tag: number of the release, the same for all data owners.
     """
 
     noise: GridNoise | None
     batch: Batch | None
     noise_multiplier: jax.Array
+    granted: jax.Array
     tag: jax.Array
 
 
@@ -71,6 +75,9 @@ class Exchange(Protocol):
 
     num_owners: int
 
+    def check(self, tag: bytes, public: bytes) -> None:
+        """Make sure that all owners pass the same."""
+
     def exchange(self, tag: bytes, mine: np.ndarray) -> np.ndarray:
         """All owners' int64 arrays, on a new leading axis."""
 
@@ -92,12 +99,13 @@ class PrivateTarget:
         neighboring_relation: str,
         power: float = 1.0,
         batches: Batches = ALL_ROWS,
-        owners: "Owners | Exchange | None" = None,
+        owners: "OwnerIndex | Exchange | None" = None,
     ):
         self.log_prior = separated.log_prior(args, kwargs)
         self.num_params = separated.num_params
         self.power = power
         self.num_rows = separated.num_rows
+        self._traced = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, jax.core.Tracer)]
         self._rows = separated.rows(args, kwargs)
         self._row_log_density = separated.row_log_density(args, kwargs)
         self._relation = neighboring_relation
@@ -110,7 +118,7 @@ class PrivateTarget:
         Whatever a `vmap` batches (chains, step sizes, tables) must reach the callback that charges a step: without
         batched operands it would be called once, and its noise be shared. The host ignores the numbers.
         """
-        leaves = jax.tree.leaves((state, self._rows))
+        leaves = jax.tree.leaves((state, self._traced))
         return jnp.concatenate([jnp.ravel(leaf[:1] if leaf.ndim else leaf)[:1].astype(jnp.float32) for leaf in leaves])
 
     # -- What may be asked -------------------------------------------------------------------------------------------
@@ -139,7 +147,7 @@ class PrivateTarget:
             return self._release_sum(draw, penalized, weight * bound + spread * bound**2)
         size = self._batches.batch_size
         factor = size / (size - 1) * (1 - size / self.num_rows)  # makes the variance estimate unbiased
-        total = penalized_sum(clipped_moments(ratio, self._batch_rows(draw), bound), weight, factor)
+        total = penalized_sum(clipped_moments(ratio, self._batch_rows(draw.batch), bound), weight, factor)
         scale = noise_scale(total.bound, draw.noise_multiplier, self._relation)
         return Released(in_real_units(*release(total, draw.noise), total.bound), scale.astype(total.bound.dtype))
 
@@ -188,9 +196,27 @@ class PrivateTarget:
         """
         if not isinstance(self._batches, FixedBatches) or draw.noise is None:
             raise TypeError("this bit needs batches of a fixed size, and noise")
-        moments = clipped_moments(self._row_log_ratio(z, z_new), self._batch_rows(draw), bound)
+        moments = clipped_moments(self._row_log_ratio(z, z_new), self._batch_rows(draw.batch), bound)
         weight = self.power * self._batches.weight(self.num_rows)
         return release_batch_bit(moments, weight, variance, draw.noise, threshold)
+
+    def prepare_statistics(self, family: BoundFamily, counted: bool) -> None:
+        """Sum the sufficient statistics, once if the rows are at hand (under `jit_model_args`: in each iteration).
+
+        :param counted: whether the number of rows is private, and the constant `bound` a further statistic.
+        """
+
+        def statistic(row: tuple) -> jax.Array:
+            values = family.statistic(row)
+            return jnp.append(values, jnp.asarray(family.bound, values.dtype)) if counted else values
+
+        bound = family.bound * (math.sqrt(2) if counted else 1)
+        with nullcontext() if self._traced else jax.ensure_compile_time_eval():
+            self._statistics = self._sum(None, statistic, bound, family.size)
+
+    def statistics(self, draw: Draw) -> Released:
+        """The sum of the sufficient statistics over all rows, with noise; not tempered."""
+        return self._release(draw, self._statistics)
 
     def exact_log_ratio(self, z: jax.Array, z_new: jax.Array) -> jax.Array:
         """The exact tempered log ratio, for runs that are declared not private."""
@@ -204,28 +230,34 @@ class PrivateTarget:
         self, draw: Draw, per_row: Callable[[tuple], jax.Array], bound: jax.Array | float, width: int = 1
     ) -> Released:
         """Sum of `per_row` over the draw's rows, clipped to `bound`, with the draw's noise."""
-        local = self._owners if isinstance(self._owners, Owners) else None
-        size = None if draw.batch is None else draw.batch.size
-        total = clipped_sum(per_row, self._batch_rows(draw), bound, width, size, local)
+        return self._release(draw, self._sum(draw.batch, per_row, bound, width))
+
+    def _sum(
+        self, batch: Batch | None, per_row: Callable[[tuple], jax.Array], bound: jax.Array | float, width: int
+    ) -> ClippedSum | UnclippedSum:
+        size = None if batch is None else batch.size
+        owners = self._owners if isinstance(self._owners, OwnerIndex) else None
+        return clipped_sum(per_row, self._batch_rows(batch), bound, width, size, owners)
+
+    def _release(self, draw: Draw, total: ClippedSum | UnclippedSum) -> Released:
+        owned = isinstance(self._owners, OwnerIndex)
         if isinstance(total, UnclippedSum):
             if draw.noise is not None:
                 raise TypeError("a sum without a clip bound has no sensitivity: noise cannot make it private")
-            value = total.value if local is None else total.value.sum(0)
+            value = total.value.sum(0) if owned else total.value
             return Released(value, jnp.zeros((), value.dtype))
         hi, lo = release(total, draw.noise)
         multiplier = draw.noise_multiplier
-        if local is not None:  # each owner has added its own noise
+        if isinstance(self._owners, OwnerIndex):  # each owner has added its own noise
             hi, lo = add_up(hi, lo)
-            multiplier = multiplier * math.sqrt(local.count)
+            multiplier = multiplier * math.sqrt(self._owners.count)
         elif self._owners is not None:
-            hi, lo, multiplier = _add_up_with_others(self._owners, hi, lo, multiplier, draw.tag)
+            hi, lo, multiplier = _add_up_with_others(self._owners, draw, hi, lo)
         scale = noise_scale(total.bound, multiplier, self._relation).astype(total.bound.dtype)
         return Released(in_real_units(hi, lo, total.bound), scale)
 
-    def _batch_rows(self, draw: Draw) -> tuple[jax.Array, ...]:
-        if draw.batch is None:
-            return self._rows
-        return tuple(row[draw.batch.indices] for row in self._rows)
+    def _batch_rows(self, batch: Batch | None) -> tuple[jax.Array, ...]:
+        return self._rows if batch is None else tuple(row[batch.indices] for row in self._rows)
 
     def _row_log_ratio(self, z: jax.Array, z_new: jax.Array) -> Callable[[tuple], jax.Array]:
         return lambda row: self._row_log_density(z_new, row) - self._row_log_density(z, row)
@@ -236,14 +268,19 @@ def _clip(value: jax.Array, bound: jax.Array | float) -> jax.Array:
 
 
 def _add_up_with_others(
-    others: Exchange, hi: jax.Array, lo: jax.Array, multiplier: jax.Array, tag: jax.Array
+    others: Exchange, draw: Draw, hi: jax.Array, lo: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Total of all owners' noisy sums, in steps, and the noise multiplier of the total.
 
     What is sent: this owner's noisy integers and its noise multiplier, which is public.
     """
 
-    def host(hi, lo, multiplier, tag):
+    def host(hi, lo, multiplier, granted, tag):
+        if not granted:
+            raise PrivacyBudgetError(
+                "the privacy budget of this data owner is used up: nothing more is sent to the others. Give the "
+                "kernels of all owners the `num_iterations` and `num_chains` that the run needs"
+            )
         steps = (np.asarray(hi, np.int64) << 24) + np.asarray(lo, np.int64)
         variance = np.array([float(multiplier) ** 2]).view(np.int64)
         gathered = others.exchange(np.asarray(tag).tobytes(), np.concatenate([steps.ravel(), variance]))
@@ -255,6 +292,6 @@ def _add_up_with_others(
             np.asarray(math.sqrt(variances.sum()), multiplier.dtype),
         )
 
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (hi, lo, multiplier)]
-    hi, lo, multiplier = io_callback(host, tuple(shapes), hi, lo, multiplier, tag)
-    return lax.optimization_barrier((hi, lo, multiplier))
+    multiplier = draw.noise_multiplier
+    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (hi, lo, multiplier))
+    return io_callback(host, shapes, hi, lo, multiplier, draw.granted, draw.tag)

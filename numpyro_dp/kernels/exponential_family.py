@@ -1,0 +1,162 @@
+"""DP-penalty on noisy sufficient statistics, for exponential families (Yıldırım and Ermiş 2019, section 3.3).
+
+Where the rows' log density is ``<eta(z), T(row)> - A(z) + h(row)``, the log likelihood ratio of any jump follows from
+``S = sum_i T(row_i)``. One iteration from ``z``:
+
+    1. propose ``z'`` (symmetric, public);
+    2. release ``S' = S + N(0, sigma^2 I)``, with fresh noise;
+    3. accept if ``log u < <D, S'> - n (A(z') - A(z)) + log p(z') - log p(z) - sigma^2 |D|^2 / 2``,
+       ``D = eta(z') - eta(z)``.
+
+Both end points share the noise of one ``S'``, hence a variance of ``sigma^2 |D|^2``, and the penalty makes the test
+exact (Ceperley and Dewing 1999). No ratio is clipped: the clip bounds the statistics themselves, which are those of the
+table with its values moved into public bounds, and of that table the posterior is exact. The rows are read once;
+afterwards an iteration costs the same for any n. Reusing one ``S'`` would not be a penalty chain: it would sample the
+posterior that takes the noisy statistics for the true ones.
+
+Under add/remove n is private, and is released as one more statistic, the constant `bound` of each row.
+"""
+
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+from jax import random
+
+from numpyro_dp.families import BoundFamily, ExponentialFamily, family_of
+from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Transition
+from numpyro_dp.kernels.penalty import accept_with_penalty, moving_components, random_walk_jump
+from numpyro_dp.kernels.target import Grant, PrivateTarget
+from numpyro_dp.model import SeparableModel
+
+
+class DPExponentialFamily(DPKernel):
+    """Differentially private random-walk Metropolis on noisy sufficient statistics.
+
+    **Formal guarantee.** All chains and all iterations, warmup and rejections included, are ``(eps, delta)``-DP under
+    `neighboring_relation`: each iteration releases one Gaussian sum, the vector of sufficient statistics, at the noise
+    multiplier ``tau`` that the budget allows, and k of them cost ``rho = k / (2 tau^2)``.
+
+    **Exactness.** For the table whose values are moved into `bounds` the posterior is exact.
+
+    :param model: a NumPyro model with one observed site, whose parameters do not depend on the rows (no covariates);
+        `numpyro_dp.families` has the list. The family is read off the model.
+    :param bounds: public limits ``(low, high)`` of the observed values, for likelihoods with unbounded values. Narrow
+        bounds mean little noise; values beyond are moved to them.
+    :param family: for other likelihoods, their statistics as an `ExponentialFamily`, which is compared with the model.
+    :param one_component, guided, step_size: as for `DPPenalty`.
+    :param noise_multiplier_statistics: instead of `eps`, noise standard deviation over sensitivity.
+    :param options: `numpyro_dp.kernels.base.KernelOptions` and `MetropolisOptions`.
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        eps: float | None = None,
+        delta: float | None = None,
+        *,
+        bounds: Any = None,
+        family: ExponentialFamily | None = None,
+        one_component: bool = False,
+        guided: bool = False,
+        step_size: float | None = None,
+        noise_multiplier_statistics: float | None = None,
+        **options: Unpack[MetropolisOptions],
+    ):
+        super().__init__(
+            model,
+            eps,
+            delta,
+            noise_multipliers={"statistics": noise_multiplier_statistics},
+            clips={},
+            step_size=step_size,
+            **options,
+        )
+        if guided and self._dense_mass and not one_component:
+            raise ValueError("the guided walk has a direction for each component: it needs a diagonal mass matrix")
+        if hasattr(self._owners, "exchange") and not self._counts_rows:
+            raise ValueError(
+                "how many rows the other owners have is not known here: give "
+                "neighboring_relation='add_or_remove_one', under which it is one of the noisy statistics"
+            )
+        self._one_component, self._guided = one_component, guided
+        self._bounds, self._given_family = bounds, family
+        self._family: BoundFamily | None = None
+
+    @property
+    def _counts_rows(self) -> bool:
+        """Whether the number of rows is private, and so one of the statistics."""
+        return self._neighboring_relation == "add_or_remove_one"
+
+    def _separate(self, args: tuple, kwargs: dict) -> SeparableModel:
+        known = self._known(args, kwargs) is not None
+        separated = super()._separate(args, kwargs)
+        if not known or self._family is None:
+            self._family = family_of(separated, args, kwargs, self._bounds, self._given_family)
+        return separated
+
+    def _target(self, separated: SeparableModel, args: tuple, kwargs: dict) -> PrivateTarget:
+        target = super()._target(separated, args, kwargs)
+        target.prepare_statistics(self._known_family, counted=self._counts_rows)
+        return target
+
+    @property
+    def _known_family(self) -> BoundFamily:
+        if self._family is None:
+            raise RuntimeError("this kernel was not initialised: call `init` first, or use it in an MCMC")
+        return self._family
+
+    def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
+        return {"statistics": num_iterations * num_chains}
+
+    def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
+        return {"statistics": (1, self._known_family.size + self._counts_rows)}
+
+    def _request(self, carry: Any) -> dict[str, jax.Array | int]:
+        return {"statistics": 1}
+
+    def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> jax.Array:
+        return random.rademacher(rng_key, z.shape, z.dtype)
+
+    def _describe_clip(self, kind: str) -> str:
+        bounds = "" if self._bounds is None else f" of values in bounds {self._bounds}"
+        return f"{self._known_family.size} statistics{bounds}, of norm up to {self._known_family.bound:.4g}"
+
+    def _describe_exactness(self) -> str:
+        return "the posterior is exact for the table with its values moved into the bounds"
+
+    def _transition(
+        self,
+        target: PrivateTarget,
+        grant: Grant,
+        rng_key: jax.Array,
+        i: jax.Array,
+        z: jax.Array,
+        adapt: Any,
+        carry: jax.Array,
+    ) -> Transition:
+        normal_key, component_key, accept_key = random.split(rng_key, 3)
+        family = self._known_family
+        moves = moving_components(component_key, z.size, self._one_component)
+        direction = carry if self._guided else None
+        z_new = z + adapt.step_size * random_walk_jump(normal_key, z.shape, adapt.inverse_mass_matrix, moves, direction)
+        statistics, sd = target.statistics(grant.first("statistics"))
+        change, log_partition = family.change(z, z_new)
+        if self._counts_rows:
+            change = jnp.append(change, -log_partition / family.bound)
+            log_ratio = change @ statistics
+        else:
+            log_ratio = change @ statistics - target.num_rows * log_partition
+        accepted, accept_prob, scale = accept_with_penalty(
+            accept_key,
+            target.power * log_ratio + target.log_prior(z_new) - target.log_prior(z),
+            target.power * sd * jnp.linalg.norm(change),
+            z_new,
+        )
+        if self._guided:
+            carry = jnp.where(moves & ~accepted, -carry, carry)
+        return Transition(jnp.where(accepted, z_new, z), accepted, accept_prob, scale, carry)
+
+    def __getstate__(self):
+        return super().__getstate__() | {"_family": None}

@@ -1,0 +1,126 @@
+"""Owners in processes of their own get the chain that one process with all rows and the same noise gets."""
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import owners_model
+import pytest
+
+from numpyro_dp import DPHMC, MCMC, DPPenalty
+from numpyro_dp.noise import NoiseSource
+
+WORKER = Path(__file__).parent / "owners_chain_worker.py"
+SIZES = (40, 25, 60)
+
+
+@pytest.fixture(scope="module")
+def owners(tmp_path_factory):
+    """Runs three processes; their results."""
+    directory = tmp_path_factory.mktemp("owners")
+    rng = np.random.default_rng(0)
+    tables = []
+    for index, size in enumerate(SIZES):
+        X = rng.uniform(-1, 1, (size, 2))
+        tables.append((X, (rng.random(size) < 1 / (1 + np.exp(-X @ [1.0, -1.0]))).astype(int)))
+        np.savez(directory / f"owner-{index}.npz", X=X, y=tables[-1][1])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    environment["PYTHONPATH"] = os.pathsep.join([str(WORKER.parent.parent), environment.get("PYTHONPATH", "")])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), address, str(len(SIZES)), str(index), str(directory)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index in range(len(SIZES))
+    ]
+    try:
+        said = [process.communicate(timeout=300)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * len(SIZES), "\n".join(said)
+    return tables, [pickle.loads((directory / f"result-{index}.pkl").read_bytes()) for index in range(len(SIZES))]
+
+
+@pytest.mark.parametrize(("name", "kernel"), [("penalty", DPPenalty), ("hmc", DPHMC)])
+def test_all_processes_get_the_chain_of_one_process_with_the_same_noise(owners, name, kernel, monkeypatch):
+    tables, results = owners
+    monkeypatch.setattr(NoiseSource, "draw", NoiseSource.draw)  # restored afterwards
+    owners_model.repeatable_noise(owner=None)
+    whose = np.repeat(np.arange(len(SIZES)), SIZES)
+    shuffled = np.random.default_rng(1).permutation(len(whose))
+    X, y = (np.concatenate(parts)[shuffled] for parts in zip(*tables, strict=True))
+    mcmc = MCMC(kernel(owners_model.model, owners=whose[shuffled], **owners_model.OPTIONS), **owners_model.RUN)
+    mcmc.run(jax.random.key(3), X, y=y)
+    expected = np.asarray(mcmc.get_samples(group_by_chain=True)["b"])
+    assert len(np.unique(expected[..., 0])) > 2
+    for result in results:
+        np.testing.assert_array_equal(result[name], results[0][name])
+        np.testing.assert_allclose(result[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_only_noisy_sums_of_the_planned_number_cross_the_wire(owners):
+    _, results = owners
+    for index, result in enumerate(results):
+        messages = [(key, value) for key, value in result["sent"] if key.startswith("messages/")]
+        sizes = [len(value) for _, value in messages]
+        # A digest of 32 bytes, or 8 bytes for each noisy number and 8 for the (public) noise multiplier.
+        releases = 2 * 20  # chains, iterations
+        assert sizes.count(32) == 2 * 2
+        assert sizes.count(16) == 2 * releases
+        assert sizes.count(24) == 8 * releases
+        assert len(sizes) == 4 + 10 * releases
+        assert all(key.endswith(f"/{index}") for key, _ in messages)
+        everything = b"".join(value for _, value in result["sent"])
+        X, _ = owners[0][index]
+        assert not any(part.tobytes() in everything for part in (*X.ravel(), *X.astype(np.float32).ravel()))
+
+
+def test_each_owner_held_its_own_rows_only_and_has_a_guarantee_of_its_own(owners):
+    _, results = owners
+    for size, result in zip(SIZES, results, strict=True):
+        assert result["rows"] == size
+        assert result["penalty eps"] == 20.0
+        assert f"n = {size}" in result["penalty report"]
+        assert "3 data owners" in result["penalty report"]
+
+
+def test_in_one_process_the_report_tells_what_an_outsider_learns():
+    X, y = np.zeros((9, 2)), np.zeros(9, int)
+    kernel = DPPenalty(owners_model.model, owners=np.arange(9) % 3, **owners_model.OPTIONS)
+    mcmc = MCMC(kernel, **owners_model.RUN)
+    mcmc.run(jax.random.key(0), X, y=y)
+    report = str(mcmc.privacy)
+    assert mcmc.privacy.eps == 20.0
+    assert "the noise of all owners counts: eps is 9." in " ".join(report.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"owners": [0.5, 1.0]}, "each row's owner as integers from 0"),
+        ({"owners": [-1, 0]}, "each row's owner as integers from 0"),
+        ({"owners": [0, 1], "batch_size": 2}, "leave batch_size out"),
+        ({"owners": [0, 1], "neighboring_relation": "add_or_remove_one"}, "tells n, which is private"),
+    ],
+)
+def test_impossible_owners_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        DPPenalty(owners_model.model, **{**owners_model.OPTIONS, **options})
+
+
+def test_owners_of_another_number_of_rows_are_refused():
+    kernel = DPPenalty(owners_model.model, owners=[0, 1, 1], **owners_model.OPTIONS)
+    with pytest.raises(ValueError, match=r"owners has shape \(3,\), but there are 9 rows"):
+        MCMC(kernel, **owners_model.RUN).run(jax.random.key(0), np.zeros((9, 2)), y=np.zeros(9, int))
