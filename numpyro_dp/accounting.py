@@ -218,8 +218,8 @@ def calibrate(
     eps: float,
     delta: float,
     relation: str,
-    low: float = 1e-3,
-    high: float = 1e6,
+    low: float = 1e-9,
+    high: float = 1e9,
 ) -> float:
     """The smallest scale whose releases cost at most `eps` at `delta`, to within 0.05 percent, rounded up.
 
@@ -232,6 +232,8 @@ def calibrate(
     """
     _check(eps >= MIN_EPS, f"eps must be at least {MIN_EPS:g}, got {eps}")
     _check(0 < low < high, f"low and high must satisfy 0 < low < high, got {low} and {high}")
+    if eps == math.inf:
+        return low
 
     def excess(scale: float) -> float:
         """Log of the cost over the budget."""
@@ -296,10 +298,10 @@ class _Curve(Protocol):
     def delta(self, eps: float) -> float: ...
 
 
-Merged = tuple[tuple[Mechanism, int], ...]
+_Merged = tuple[tuple[Mechanism, int], ...]
 
 
-def _merged(releases: Releases, relation: str) -> Merged:
+def _merged(releases: Releases, relation: str) -> _Merged:
     mechanisms.check_relation(relation)
     counts: Counter[Mechanism] = Counter()
     for mechanism, count in releases:
@@ -309,13 +311,13 @@ def _merged(releases: Releases, relation: str) -> Merged:
     return tuple((mechanism, count) for mechanism, count in counts.items() if count)
 
 
-def _overflow(releases: Merged) -> float:
+def _overflow(releases: _Merged) -> float:
     """Bound on the probability that any release deviates from what its mechanism describes."""
     return sum(count * getattr(mechanism, "overflow", 0.0) for mechanism, count in releases)
 
 
-@functools.lru_cache(maxsize=4096)
-def _composed_eps(releases: Merged, delta: float, relation: str, accountant: str) -> float:
+@functools.lru_cache(maxsize=64)  # keys are long where noise follows a schedule
+def _composed_eps(releases: _Merged, delta: float, relation: str, accountant: str) -> float:
     curve = _curve(releases, relation, accountant)
     eps = curve.eps(delta)
     overflow = _overflow(releases)
@@ -336,7 +338,7 @@ def _composed_eps(releases: Merged, delta: float, relation: str, accountant: str
     return math.inf
 
 
-def _curve(releases: Merged, relation: str, accountant: str) -> _Curve:
+def _curve(releases: _Merged, relation: str, accountant: str) -> _Curve:
     _check(
         accountant in ("best", *ACCOUNTANTS), f"accountant must be 'best' or one of {ACCOUNTANTS}, got {accountant!r}"
     )
@@ -358,7 +360,7 @@ def _curve(releases: Merged, relation: str, accountant: str) -> _Curve:
     return _RenyiCurve(_grouped(releases), relation, classical=accountant == "moments")
 
 
-def _why_not(releases: Merged, accountant: str) -> str:
+def _why_not(releases: _Merged, accountant: str) -> str:
     """Why the accountant does not apply to the releases; empty if it does."""
     for mechanism, _ in releases:
         if accountant == "exact" and not isinstance(mechanism, Gaussian):
@@ -393,7 +395,7 @@ class _ZCDPCurve(NamedTuple):
 
 
 class _RenyiCurve:
-    def __init__(self, releases: Merged, relation: str, classical: bool) -> None:
+    def __init__(self, releases: _Merged, relation: str, classical: bool) -> None:
         self._releases, self._relation, self._classical = releases, relation, classical
         self._known: dict[float, float] = {}
 
@@ -448,7 +450,7 @@ class _RenyiCurve:
 _MAX_DISTINCT, _FLOORED = 64, 1.005
 
 
-def _grouped(releases: Merged) -> Merged:
+def _grouped(releases: _Merged) -> _Merged:
     """The releases, with neighbouring noise multipliers lowered to a common one if there are very many of them.
 
     A schedule of step sizes makes as many mechanisms as steps. Lowering a noise multiplier only raises the cost: by
@@ -486,7 +488,7 @@ class _LossCurve:
     the variance of every loss, hence ``h^2 / 12`` in its mean, is what rounding to multiples of ``h`` adds.
     """
 
-    def __init__(self, releases: Merged, relation: str) -> None:
+    def __init__(self, releases: _Merged, relation: str) -> None:
         self._relation = relation
         gaussian = sum(count * (m.rho or 0.0) for m, count in releases if isinstance(m, Gaussian))
         others = _grouped(tuple((m, count) for m, count in releases if not isinstance(m, Gaussian)))
@@ -539,7 +541,7 @@ _ROUNDING = 1e-13
 _LOG_OUTSIDE = math.log(1e14)
 
 
-class Cumulants(NamedTuple):
+class _Cumulants(NamedTuple):
     """Of a sum of losses under a tilt: log of ``E e^(tilt * loss)``, then mean and variance of the tilted sum."""
 
     log_moment: float
@@ -562,33 +564,29 @@ class _Convolution:
             (kept,) = np.nonzero(loss.mass)
             self._parts.append((loss.lowest + kept, np.log(loss.mass[kept]), count))
         self._infinite = min(1.0, sum(count * loss.infinite for loss, count in losses))
-        self._known: dict[float, Cumulants] = {}
+        self._known: dict[float, _Cumulants] = {}
 
     def eps(self, delta: float) -> float:
-        if not self._infinite < delta:
+        finite = delta / (1 + _CONVOLUTION_SAFETY) - self._infinite
+        if finite <= 0:
             return math.inf
-        log_delta = math.log(delta - self._infinite)
+        log_delta = math.log(finite)
         # Minimises the Chernoff bound below: there, losses near the solution are typical of the tilted sum.
         start = math.sqrt(-2 * log_delta / (self._cumulants(0.0).variance + self._interval**2))
         tilt = self._root(lambda tilt, k: tilt * k.mean - k.log_moment + log_delta, start)
-        eps = (self._cumulants(tilt).log_moment - log_delta) / tilt  # the Chernoff bound, above the solution
+        bound = (self._cumulants(tilt).log_moment - log_delta) / tilt  # the Chernoff bound, above the solution
         sums = self._sums(tilt)
-        if eps <= 0 or sums.delta(0.0) <= delta:
+        if bound <= 0 or sums.delta(0.0) <= delta:
             return 0.0
-        step = 0.05 * eps
-        lower = eps - step
+        upper, step = bound, 1e-6 * bound
+        while sums.delta(upper) > delta:  # only through rounding
+            upper, step = upper + step, 2 * step
+        lower, step = upper, 0.05 * upper
         while lower > 0 and sums.delta(lower) <= delta:
-            step *= 2
-            lower -= step
-        lower = max(lower, 0.0)
-        while sums.delta(eps) > delta:  # only through rounding
-            eps *= 1 + _CONVOLUTION_SAFETY
-        if lower < eps:
-            root = brentq(lambda e: math.log(max(sums.delta(e), 1e-300) / delta), lower, eps, xtol=1e-14, rtol=1e-12)
-            eps = min(eps, root * (1 + _SAFETY) + 1e-12)
-            while sums.delta(eps) > delta:
-                eps *= 1 + _SAFETY
-        return eps
+            lower, step = max(lower - step, 0.0), 2 * step
+        eps = brentq(lambda e: math.log(max(sums.delta(e), 1e-300) / delta), lower, upper, xtol=1e-14, rtol=1e-12)
+        eps = eps * (1 + _SAFETY) + 1e-12
+        return eps if sums.delta(eps) <= delta else upper
 
     def delta(self, eps: float) -> float:
         untilted = self._cumulants(0.0)
@@ -596,7 +594,7 @@ class _Convolution:
         tilt = self._root(lambda tilt, k: k.mean - eps, start)
         return min(1.0, self._sums(tilt).delta(eps))
 
-    def _root(self, slope: Callable[[float, Cumulants], float], start: float) -> float:
+    def _root(self, slope: Callable[[float, _Cumulants], float], start: float) -> float:
         """The tilt, to a percent, where `slope` is 0: a function of a tilt and the cumulants there, which increases.
 
         Limited to tilts that tell neighbouring losses apart; any tilt is right, this one is the most accurate.
@@ -613,12 +611,12 @@ class _Convolution:
             return high
         return brentq(lambda tilt: slope(tilt, self._cumulants(tilt)), low, high, rtol=1e-2)
 
-    def _cumulants(self, tilt: float) -> Cumulants:
+    def _cumulants(self, tilt: float) -> _Cumulants:
         if tilt not in self._known:
             self._known[tilt] = self._cumulants_at(tilt)
         return self._known[tilt]
 
-    def _cumulants_at(self, tilt: float) -> Cumulants:
+    def _cumulants_at(self, tilt: float) -> _Cumulants:
         log_moment, mean, variance = 0.0, 0.0, 0.0
         for position, log_mass, count in self._parts:
             log_weight, weight = _tilted(position, log_mass, tilt * self._interval)
@@ -626,7 +624,7 @@ class _Convolution:
             log_moment += count * log_weight
             mean += count * first
             variance += count * (float(np.sum(weight * position**2)) - first**2)
-        return Cumulants(log_moment, mean * self._interval, max(variance, 0.0) * self._interval**2)
+        return _Cumulants(log_moment, mean * self._interval, max(variance, 0.0) * self._interval**2)
 
     def _sums(self, tilt: float) -> "_TiltedSums":
         """The tilted sum on a window outside of which it has next to no mass; what is outside wraps around."""

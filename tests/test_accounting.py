@@ -1,14 +1,26 @@
+import dataclasses
+import itertools
 import math
+import pickle
+import time
 
 import mpmath
+import numpy as np
 import pytest
 from dp_accounting import ComposedDpEvent
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import expit
 
 from numpyro_dp.accounting import (
+    ACCOUNTANTS,
     NEIGHBORING_RELATIONS,
+    calibrate,
+    compare,
+    composed_delta,
+    composed_eps,
     gaussian_delta,
     gaussian_eps,
     gaussian_event,
@@ -16,7 +28,20 @@ from numpyro_dp.accounting import (
     noise_multiplier_for,
     rdp_eps,
     releases_rho,
+    replace_one_from_add_or_remove,
     zcdp_eps,
+)
+from numpyro_dp.mechanisms import (
+    BarkerBatch,
+    FixedBatchGaussian,
+    Gaussian,
+    LogisticBit,
+    LogisticBits,
+    PoissonGaussian,
+    TruncatedPoissonGaussian,
+    amplified_rdp,
+    barker_theorem1_rdp,
+    barker_theorem2_rdp,
 )
 
 
@@ -150,3 +175,689 @@ def test_no_noise_and_no_budget():
 def test_impossible_budgets_are_refused(eps, delta):
     with pytest.raises(ValueError, match="must"):
         gaussian_rho(eps, delta)
+
+
+# --- Every kind of release ------------------------------------------------------------------------------------------
+
+
+REPLACE, ADD_REMOVE = "replace_one", "add_or_remove_one"
+RELATIONS = [REPLACE, ADD_REMOVE]
+EPS = np.array([0.0, 0.01, 0.05, 0.2, 0.5, 1.0, 2.0, 4.0])
+
+SYMMETRIC = [Gaussian(1.3), LogisticBit(0.8)]
+BATCHES = [PoissonGaussian(0.9, 0.05), TruncatedPoissonGaussian(1.1, 0.1, 200, 22)]
+FIXED = [FixedBatchGaussian(0.8, 20, 400), BarkerBatch(1.0, 50, 1000, 2.0)]
+CASES = [(mechanism, relation) for mechanism in SYMMETRIC + BATCHES for relation in RELATIONS]
+CASES += [(mechanism, REPLACE) for mechanism in FIXED]
+
+
+def per_row(noise_multiplier, relation):
+    """Our noise multiplier from dp_accounting's."""
+    return noise_multiplier / 2 if relation == REPLACE else noise_multiplier
+
+
+# Golden values
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "count", "delta", "add_or_remove", "replace", "fixed", "rdp_add_or_remove", "rdp_fixed"),
+    [
+        (1, 0.01, 1000, 1e-5, 1.82824, 2.84345, 14.82, 2.10137, 20.99),
+        (2, 0.01, 10**4, 1e-5, 2.16277, 4.39607, 8.084, 2.35291, 13.15),
+        (4, 0.05, 500, 1e-6, 1.24517, 2.54627, 3.241, 1.34518, 6.61),
+    ],
+)
+def test_subsampled_gaussian_golden_values(
+    noise, rate, count, delta, add_or_remove, replace, fixed, rdp_add_or_remove, rdp_fixed
+):
+    batch, rows = round(rate * 10**4), 10**4
+    poisson = {relation: [(PoissonGaussian(per_row(noise, relation), rate), count)] for relation in RELATIONS}
+    without_replacement = [(FixedBatchGaussian(noise / 2, batch, rows), count)]
+    found = [
+        composed_eps(poisson[ADD_REMOVE], delta, ADD_REMOVE),
+        composed_eps(poisson[REPLACE], delta, REPLACE),
+        composed_eps(without_replacement, delta, REPLACE),
+    ]
+    np.testing.assert_allclose(found, [add_or_remove, replace, fixed], rtol=6e-4)
+    # dp_accounting tries fewer orders.
+    rdp = composed_eps(poisson[ADD_REMOVE], delta, ADD_REMOVE, "rdp")
+    assert rdp_add_or_remove * 0.999 < rdp < rdp_add_or_remove * 1.00001
+    # Theorem 9 is what we use; dp_accounting has a refinement of it for Gaussian noise.
+    accountant = RdpAccountant(neighboring_relation=NEIGHBORING_RELATIONS[REPLACE])
+    accountant.compose(without_replacement[0][0].event(REPLACE), count)
+    assert accountant.get_epsilon(delta) == pytest.approx(rdp_fixed, rel=1e-3)
+    assert rdp_fixed * 0.999 < composed_eps(without_replacement, delta, REPLACE, "rdp") < rdp_fixed * 1.07
+
+
+@pytest.mark.parametrize(("max_batch_size", "add_or_remove", "replace"), [(1000, 1.975, 2.123), (1100, 0.6288, 1.2077)])
+def test_truncated_poisson_golden_values(max_batch_size, add_or_remove, replace):
+    for relation, eps in ((ADD_REMOVE, add_or_remove), (REPLACE, replace)):
+        mechanism = TruncatedPoissonGaussian(per_row(2, relation), 0.01, 10**5, max_batch_size)
+        assert composed_eps([(mechanism, 1000)], 1e-5, relation) == pytest.approx(eps, rel=1e-3)
+
+
+def published_schedule(steps):
+    """Noise per row bound of the friction sampler of Lode's thesis, section 6.5."""
+    step_sizes = 3 * np.arange(1, steps + 1) ** (-1 / 3)
+    return [float(noise) for noise in np.sqrt(2 / (step_sizes * 0.7**2))]
+
+
+@pytest.mark.parametrize(
+    ("delta", "thesis", "replace", "fixed", "summed"),
+    [
+        (1e-6, 0.881, 1.7026, 4.442, 4.203),
+        (1e-5, 0.763, 1.4981, 3.505, 3.268),
+        (1e-4, 0.629, 1.2666, 2.606, 2.334),
+        (1e-3, 0.473, 0.9944, 1.904, 1.579),
+        (1e-2, 0.273, 0.6514, 1.273, 0.978),
+    ],
+)
+def test_published_table_of_the_friction_sampler(delta, thesis, replace, fixed, summed):
+    noises = published_schedule(200)
+
+    def eps(relation, mechanism_at):
+        return composed_eps([(mechanism_at(noise), 10) for noise in noises], delta, relation)
+
+    found = eps(ADD_REMOVE, lambda noise: PoissonGaussian(noise, 0.01))
+    assert thesis - 6e-4 < found < thesis * 1.004 + 6e-4
+    for golden, found in (
+        (replace, eps(REPLACE, lambda noise: PoissonGaussian(noise / 2, 0.01))),
+        (fixed, eps(REPLACE, lambda noise: FixedBatchGaussian(noise / 2, 10, 1000))),
+        (summed, eps(ADD_REMOVE, lambda noise: PoissonGaussian(noise / 2, 0.01))),
+    ):
+        assert golden * 0.9995 < found < golden * 1.004
+
+
+@pytest.mark.parametrize(("steps", "eps"), [(100, 0.609), (500, 1.040), (1000, 1.324)])
+def test_published_iterations_of_the_friction_sampler(steps, eps):
+    releases = [(PoissonGaussian(noise, 0.01), 10) for noise in published_schedule(steps)]
+    assert composed_eps(releases, 1e-5, ADD_REMOVE) == pytest.approx(eps, rel=4e-3)
+
+
+BARKER_ORDERS = [2, 3, 5, 10, 16, 32, 64]
+BARKER_RDP = {
+    "theorem 2": [0.35813916, 0.18565658, 0.10256453, 0.064910436, 0.063166902, 0.092682421, 0.19929728],
+    "corollary 2": [1.7226573e-6, 2.5854312e-6, 4.3138617e-6, 8.6516831e-6, 1.3888422e-5, 2.8017696e-5, 5.697023e-5],
+    "batch": [0.0040240322, 0.0060603465, 0.010182558, 0.020786908, 0.034106748, 0.073188028, 0.17137305],
+    "all": [1.6128558e-8, 2.5205031e-8, 4.5384925e-8, 1.0768246e-7, 2.0485459e-7, 5.8434461e-7, 1.8757212e-6],
+}
+
+
+def test_barker_golden_values():
+    def theorem2(order, relation):
+        return barker_theorem2_rdp(order, 1000)
+
+    mechanism = BarkerBatch(1.0, 1000, 10**6, 2.0)
+    on_batch = dataclasses.replace(mechanism, num_rows=1000)  # the batch is all rows
+    found = {
+        "theorem 2": [barker_theorem2_rdp(order, 1000) for order in BARKER_ORDERS],
+        "corollary 2": [amplified_rdp(theorem2, order, 1e-3) for order in BARKER_ORDERS],
+        "batch": [on_batch.rdp(order, REPLACE) for order in BARKER_ORDERS],
+        "all": [mechanism.rdp(order, REPLACE) for order in BARKER_ORDERS],
+    }
+    for name, golden in BARKER_RDP.items():
+        np.testing.assert_allclose(found[name], golden, rtol=1e-7, err_msg=name)
+    assert barker_theorem2_rdp(2, 1300) == pytest.approx(0.35545847, rel=1e-7)
+    assert barker_theorem2_rdp(200, 1000) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("count", "published", "moments", "rdp"),
+    [(20_000, 1.000420, 0.223231, 0.162060), (5000, 0.499430, 0.137518, 0.095799), (1000, 0.225784, 0.0853, 0.0535)],
+)
+def test_published_mixture_experiment(count, published, moments, rdp):
+    """Heikkilä et al.'s Gaussian mixture: a million rows, batches of 1000."""
+    classical = [
+        count * amplified_rdp(lambda o, _: barker_theorem2_rdp(o, 1000), order, 1e-3) + math.log(1e6) / (order - 1)
+        for order in range(2, 199)
+    ]
+    assert min(classical) == pytest.approx(published, rel=1e-5)
+    found = compare([(BarkerBatch(1.0, 1000, 10**6, 2.0), count)], 1e-6, REPLACE)
+    if count > 1000:  # there the golden values used orders up to 199 only
+        assert found["moments"] == pytest.approx(moments, rel=1e-5)
+        assert found["rdp"] == pytest.approx(rdp, rel=1e-5)
+    assert 0.85 * moments < found["moments"] < moments * 1.0001
+    assert found["pld"] < 0.25 * found["rdp"]
+
+
+def test_barker_on_all_rows_golden_values():
+    bound, count = 0.01, 1000
+    noisy = [(Gaussian(math.sqrt(2) / (2 * bound)), count)]
+    bits = [(LogisticBit(1 / (2 * bound)), count)]
+    assert count * noisy[0][0].rho == pytest.approx(0.1)
+    assert count * bits[0][0].rho == pytest.approx(0.05)
+    assert composed_eps(noisy, 1e-6, REPLACE) == pytest.approx(1.994527, rel=1e-6)
+    assert composed_eps(bits, 1e-6, REPLACE, "zcdp") == pytest.approx(1.712258, rel=1e-6)
+    for order in (1.5, 2, 7):
+        assert noisy[0][0].rdp(order, REPLACE) == pytest.approx(barker_theorem1_rdp(order, bound))
+
+
+@pytest.mark.parametrize(
+    ("multiplier2", "batch", "rows", "delta", "moments", "rdp", "pld"),
+    [
+        (0.7, 1000, 10**5, 1e-6, 272, 442, 1130),
+        (0.6, 1000, 2 * 10**5, 5e-7, 687, 1225, 3080),
+        (1.5, 1000, 10**5, 1e-6, 1237, 1538, 4696),
+        (0.7, 1200, 2 * 10**5, 5e-7, 969, 1447, 3128),
+    ],
+)
+def test_published_iterations_of_the_minibatch_penalty(multiplier2, batch, rows, delta, moments, rdp, pld):
+    """Of Räisä's thesis, at eps = 4: Theorem 8 with either conversion, and the tightest proof there is."""
+    mechanism = FixedBatchGaussian(math.sqrt(multiplier2), batch, rows)
+    for accountant, count, rel in (("moments", moments, 0), ("rdp", rdp, 0), ("pld", pld, 3e-3)):
+        fewer, more = math.floor(count * (1 - rel)), math.ceil(count * (1 + rel)) + 1
+        assert composed_eps([(mechanism, fewer)], delta, REPLACE, accountant) <= 4, accountant
+        assert composed_eps([(mechanism, more)], delta, REPLACE, accountant) > 4, accountant
+
+
+# A wrong relation or half the noise moves each of these figures by far more than the tolerances above.
+
+
+@pytest.mark.parametrize(("mechanism", "relation"), CASES)
+def test_half_the_noise_is_noticed(mechanism, relation):
+    releases = [(mechanism, 30)]
+    weaker = [(dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2), 30)]
+    for accountant, eps in compare(releases, 1e-5, relation).items():
+        assert composed_eps(weaker, 1e-5, relation, accountant) > 1.3 * eps, accountant
+
+
+@pytest.mark.parametrize("mechanism", BATCHES)
+def test_a_wrong_relation_is_noticed(mechanism):
+    """Noise in units of the row bound: replace-one costs more. In units of the sensitivity: less."""
+    for accountant in ("pld", "rdp"):
+        one = composed_eps([(mechanism, 30)], 1e-5, ADD_REMOVE, accountant)
+        same = dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2)
+        assert composed_eps([(same, 30)], 1e-5, REPLACE, accountant) > 1.03 * one
+        assert composed_eps([(mechanism, 30)], 1e-5, REPLACE, accountant) < 0.9 * one
+
+
+# Against dp_accounting
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize(
+    "releases",
+    [
+        [(PoissonGaussian(0.9, 0.02), 300)],
+        [(TruncatedPoissonGaussian(0.9, 0.02, 5000, 110), 300)],
+        [(PoissonGaussian(1.0, 0.1), 20), (Gaussian(8.0), 10), (PoissonGaussian(0.6, 0.001), 100)],
+        [(PoissonGaussian(0.5, 0.5), 1)],
+    ],
+)
+def test_agrees_with_dp_accounting(releases, relation):
+    accountant = PLDAccountant(NEIGHBORING_RELATIONS[relation], value_discretization_interval=2e-4)
+    for mechanism, count in releases:
+        accountant.compose(mechanism.event(relation), count)
+    for delta in (1e-3, 1e-5, 1e-7):
+        assert composed_eps(releases, delta, relation, "pld") == pytest.approx(accountant.get_epsilon(delta), rel=2e-3)
+    for eps in (0.5, 2.0):
+        expected = accountant.get_delta(eps)
+        if expected > 1e-8:
+            assert composed_delta(releases, eps, relation, "pld") == pytest.approx(expected, rel=1e-2)
+
+
+def test_single_poisson_rdp_agrees_with_dp_accounting():
+    mechanism = PoissonGaussian(0.9, 0.03)
+    for order in (2, 16, 64):  # at real orders its series is off by percents
+        accountant = RdpAccountant(orders=[order])
+        accountant.compose(mechanism.event(ADD_REMOVE))
+        delta = 1e-12  # so small that the conversion is invertible
+        conversion = math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
+        expected = accountant.get_epsilon(delta) - conversion
+        assert mechanism.rdp(order, ADD_REMOVE) == pytest.approx(expected, rel=1e-9, abs=1e-13)
+    assert mechanism.rdp(1.5, ADD_REMOVE) == pytest.approx(0.00156272585162401, rel=1e-10)  # mpmath
+    assert mechanism.rdp(3.7, ADD_REMOVE) == pytest.approx(0.00513189492328517, rel=1e-10)
+    # A rate so small that the divergence is next to nothing, and noise so small that its exponential overflows.
+    assert PoissonGaussian(2.0, 1e-6).rdp(2, ADD_REMOVE) == pytest.approx(1e-12 * math.expm1(0.25), rel=1e-9)
+    assert PoissonGaussian(0.01, 0.1).rdp(2, ADD_REMOVE) == pytest.approx(1e4 + 2 * math.log(0.1), rel=1e-9)
+
+
+# Against the definition, on tables so small that all batches can be listed
+
+
+def mixture_density(x, weights, means, sds):
+    z = (x[:, None] - means) / sds
+    return np.sum(weights * np.exp(-0.5 * z**2) / (sds * math.sqrt(2 * math.pi)), axis=1)
+
+
+def divergences(first, second, orders=(1.5, 2, 5)):
+    """Profile at `EPS` and Rényi divergences between two mixtures of normals, by quadrature."""
+    sd = min(first[2].min(), second[2].min())
+    means = np.concatenate([first[1], second[1]])
+    reach = 12 * max(first[2].max(), second[2].max())
+    x = np.linspace(means.min() - reach, means.max() + reach, 40_001)
+    assert x[1] - x[0] < 0.05 * sd
+    p, q = mixture_density(x, *first), mixture_density(x, *second)
+    step = x[1] - x[0]
+    profile = np.array([step * np.sum(np.maximum(p - math.exp(eps) * q, 0)) for eps in EPS])
+    inside = q > 1e-280
+    rdp = [math.log(step * np.sum(p[inside] ** a * q[inside] ** (1 - a))) / (a - 1) for a in orders]
+    return profile, np.array(rdp)
+
+
+def assert_covers(mechanism, relation, table, neighbor, release):
+    """The mechanism's profile and Rényi curve are at least those of `release` on these two tables, both ways."""
+    first, second = release(table), release(neighbor)
+    profiles = mechanism.profiles(relation)
+    for one, other, profile in ((first, second, profiles[0]), (second, first, profiles[1])):
+        exact, rdp = divergences(one, other)
+        np.testing.assert_array_less(exact, profile(EPS) * (1 + 1e-6) + 1e-9)
+        np.testing.assert_array_less(rdp, [mechanism.rdp(a, relation) * (1 + 1e-6) + 1e-9 for a in (1.5, 2, 5)])
+    return divergences(first, second)[0]
+
+
+def subsets(size):
+    return [np.array(kept) for kept in itertools.product([False, True], repeat=size)]
+
+
+def poisson_release(rate, sd, max_batch_size=10**9):
+    """The mixture that a noisy sum over a Poisson batch is; too large batches lose rows at random."""
+
+    def release(rows):
+        weights, means = [], []
+        for kept in subsets(len(rows)):
+            weight = rate ** kept.sum() * (1 - rate) ** (~kept).sum()
+            batch = rows[kept]
+            choices = list(itertools.combinations(batch, min(len(batch), max_batch_size)))
+            weights += [weight / len(choices)] * len(choices)
+            means += [sum(choice) for choice in choices]
+        return np.array(weights), np.array(means), np.full(len(means), sd)
+
+    return release
+
+
+def fixed_batches(rows, size):
+    return [np.array(batch) for batch in itertools.combinations(rows, size)]
+
+
+def rows_strategy(number):
+    return st.lists(st.sampled_from([-1.0, -0.4, 0.0, 0.3, 1.0]), min_size=number, max_size=number).map(np.array)
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=rows_strategy(3), old=st.sampled_from([-1.0, 0.5, 1.0]), new=st.sampled_from([-1.0, 0.0, 1.0]))
+@pytest.mark.parametrize("max_batch_size", [10**9, 2])
+def test_poisson_batches_against_the_definition(max_batch_size, rows, old, new):
+    rate, sd = 0.3, 1.2
+    release = poisson_release(rate, sd, max_batch_size)
+    for relation in RELATIONS:
+        neighbor = np.append(rows, new) if relation == REPLACE else rows
+        number = len(rows) + 1
+        noise = sd / 2 if relation == REPLACE else sd
+        mechanism = PoissonGaussian(noise, rate)
+        if max_batch_size < 10:
+            mechanism = TruncatedPoissonGaussian(noise, rate, number, max_batch_size)
+        assert_covers(mechanism, relation, np.append(rows, old), neighbor, release)
+
+
+def test_poisson_batches_attain_the_profile():
+    sd, rate, others = 1.2, 0.3, np.zeros(2)
+    release = poisson_release(rate, sd)
+    exact = assert_covers(PoissonGaussian(sd, rate), ADD_REMOVE, np.append(others, 1.0), others, release)
+    np.testing.assert_allclose(exact, PoissonGaussian(sd, rate).profiles(ADD_REMOVE)[0](EPS), rtol=1e-4, atol=1e-12)
+    mechanism = PoissonGaussian(sd / 2, rate)
+    exact = assert_covers(mechanism, REPLACE, np.append(others, 1.0), np.append(others, -1.0), release)
+    np.testing.assert_allclose(exact, mechanism.profiles(REPLACE)[0](EPS), rtol=1e-4, atol=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=rows_strategy(5), old=st.sampled_from([-1.0, 0.5, 1.0]), new=st.sampled_from([-1.0, 0.0, 1.0]))
+def test_fixed_batches_against_the_definition(rows, old, new):
+    sd, size = 1.2, 2
+
+    def release(rows):
+        means = np.array([batch.sum() for batch in fixed_batches(rows, size)])
+        return np.full(len(means), 1 / len(means)), means, np.full(len(means), sd)
+
+    mechanism = FixedBatchGaussian(sd / 2, size, 6)
+    assert_covers(mechanism, REPLACE, np.append(rows, old), np.append(rows, new), release)
+    # The worst case: all the others are like the new row. Poisson accounting would miss it.
+    others = np.full(5, -1.0)
+    exact = assert_covers(mechanism, REPLACE, np.append(others, 1.0), np.append(others, -1.0), release)
+    np.testing.assert_allclose(exact, mechanism.profiles(REPLACE)[0](EPS), rtol=1e-4, atol=1e-12)
+    assert exact[3] > 1.2 * PoissonGaussian(sd / 2, size / 6).profiles(REPLACE)[0](EPS)[3]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=rows_strategy(5),
+    old=st.sampled_from([-1.0, 0.5, 1.0]),
+    new=st.sampled_from([-1.0, 0.0, 1.0]),
+    size=st.integers(2, 6),
+    kappa=st.sampled_from([0.3, 1.0, 1.3]),
+)
+def test_barker_batches_against_the_definition(rows, old, new, size, kappa):
+    """Rows are log ratios in units of the clip bound; the batch variance tops up the noise."""
+    variance, scale = 2.0, kappa / math.sqrt(size)
+
+    def release(rows):
+        batches = fixed_batches(rows, size)
+        means = scale * np.array([batch.sum() for batch in batches])
+        noise = variance - scale**2 * size * np.array([batch.var() for batch in batches])
+        return np.full(len(means), 1 / len(means)), means, np.sqrt(noise)
+
+    mechanism = BarkerBatch(1 / kappa, size, 6, variance)
+    assert_covers(mechanism, REPLACE, np.append(rows, old), np.append(rows, new), release)
+
+
+def test_barker_bounds_of_one_batch():
+    """Theorem 2 of Heikkilä et al. holds, ours is sharper, and both are above the divergence of the worst batches."""
+    size, kappa, variance = 200, 1.0, 2.0
+    mechanism = BarkerBatch(1 / kappa, size, size, variance)
+    worst = dict.fromkeys((2, 5, 10), 0.0)
+    scale = kappa / math.sqrt(size)
+    for ups in (0, size // 2, size - 1, size // 4, 3 * size // 4):
+        batch = np.concatenate([np.ones(ups), -np.ones(size - 1 - ups)])
+        for old, new in ((1.0, -1.0), (-1.0, 1.0), (1.0, 0.0), (0.0, 1.0)):
+            one, other = np.append(batch, old), np.append(batch, new)
+            first, second = (
+                (
+                    np.ones(1),
+                    np.array([scale * rows.sum()]),
+                    np.array([math.sqrt(variance - scale**2 * size * rows.var())]),
+                )
+                for rows in (one, other)
+            )
+            _, rdp = divergences(first, second, orders=tuple(worst))
+            worst = {order: max(worst[order], value) for order, value in zip(worst, rdp, strict=True)}
+    for order, value in worst.items():
+        assert value < mechanism.rdp(order, REPLACE) < 1.3 * value
+        assert mechanism.rdp(order, REPLACE) < barker_theorem2_rdp(order, size)
+
+
+# Accept bits
+
+
+def bit_pairs(shift, number=4001):
+    """Probabilities of the bit on neighbouring tables, for many logits."""
+    logits = np.linspace(-8 - shift, 8, number)
+    return expit(logits + shift), expit(logits)
+
+
+@pytest.mark.parametrize("shift", [0.05, 0.7, 3.0])
+def test_logistic_bit_against_all_logits(shift):
+    mechanism = LogisticBit(1 / shift)
+    p, q = bit_pairs(shift)
+    for order in (1.01, 2, 8, 100):
+        ones = order * np.log(p) + (1 - order) * np.log(q)
+        zeros = order * np.log1p(-p) + (1 - order) * np.log1p(-q)
+        divergence = np.logaddexp(ones, zeros) / (order - 1)
+        assert mechanism.rdp(order, REPLACE) == pytest.approx(divergence.max(), rel=2e-5)
+        assert mechanism.rdp(order, REPLACE) >= divergence.max() * (1 - 1e-9)
+        assert divergence.max() <= order * mechanism.rho
+    for eps in (0.0, 0.3 * shift, 0.9 * shift, 1.1 * shift):
+        exact = np.maximum(p - math.exp(eps) * q, 0) + np.maximum((1 - p) - math.exp(eps) * (1 - q), 0)
+        (profile,) = mechanism.profiles(REPLACE)[0](np.array([eps]))
+        assert profile == pytest.approx(exact.max(), rel=1e-4, abs=1e-15)
+        assert profile >= exact.max() * (1 - 1e-9)
+
+
+def test_logistic_bits_against_adaptive_adversaries():
+    """Whatever logit follows which bits: the exact profile of the tree of answers stays below, and comes close."""
+    shift, length = 0.6, 4
+    rng = np.random.default_rng(0)
+    profile = LogisticBits(1 / shift, length).profiles(REPLACE)[0](EPS)
+
+    def tree(logit_after):
+        """Probabilities of all answers under both tables."""
+        answers = [((), 1.0, 1.0)]
+        for _ in range(length):
+            longer = []
+            for bits, p, q in answers:
+                logit, sign = logit_after(bits)
+                one, other = expit(logit + sign * shift), expit(logit)
+                longer += [((*bits, 1), p * one, q * other), ((*bits, 0), p * (1 - one), q * (1 - other))]
+            answers = longer
+        p, q = (np.array(column) for column in list(zip(*answers, strict=True))[1:])
+        return np.array([np.sum(np.maximum(p - math.exp(eps) * q, 0)) for eps in EPS])
+
+    best = np.zeros(len(EPS))
+    for trial in range(300):
+        logits: dict[tuple, tuple] = {}
+        spread = 3 * rng.random() if trial % 2 else 0.2
+
+        def logit_after(bits, logits=logits, spread=spread):
+            return logits.setdefault(
+                bits, (-shift / 2 + spread * rng.normal(), 1 if spread == 0.2 else rng.choice([-1, 1]))
+            )
+
+        best = np.maximum(best, tree(logit_after))
+    np.testing.assert_array_less(best, profile + 1e-12)
+    # At each eps the best adversary of one kind: all logits the same.
+    same = np.array([tree(lambda bits, logit=logit: (logit, 1)) for logit in np.linspace(-3, 3, 121)]).max(axis=0)
+    assert np.all(same[:4] > 0.97 * profile[:4])
+
+
+@pytest.mark.parametrize(("count", "shift"), [(1000, 0.02), (20, 0.3)])
+def test_composed_bits(count, shift):
+    """Many small moves cost like Gaussian noise with the same rho; never more than the sum of the largest losses."""
+    costs = compare([(LogisticBit(1 / shift), count)], 1e-6, REPLACE)
+    assert costs["pld"] < costs["rdp"] < costs["zcdp"]
+    assert costs["pld"] == pytest.approx(gaussian_eps(1e-6, count * shift**2 / 8), rel=0.01 if count > 100 else 0.2)
+    assert composed_eps([(LogisticBit(2.0), 3)], 1e-12, REPLACE) <= 1.5 * 1.01
+
+
+# Composition
+
+
+@pytest.mark.parametrize("count", [1, 30, 10**4, 10**7])
+@pytest.mark.parametrize("rho", [1e-3, 0.05, 3.0])
+def test_convolution_against_the_closed_form(count, rho):
+    """A batch of all rows is Gaussian. At every delta the convolution is above the exact eps, and hardly above it."""
+    releases = [(FixedBatchGaussian(math.sqrt(count / (2 * rho)), 1000, 1000), count)]
+    for delta in (1e-2, 1e-6, 1e-12, 1e-29):
+        exact = gaussian_eps(delta, rho)
+        assert exact * (1 - 1e-8) <= composed_eps(releases, delta, REPLACE, "pld") <= exact * (1 + 5e-4)
+        assert delta * (1 - 1e-6) <= composed_delta(releases, exact, REPLACE, "pld") <= delta * 1.05
+
+
+@pytest.mark.parametrize(("mechanism", "relation"), CASES)
+def test_accountants_are_ordered(mechanism, relation):
+    costs = compare([(mechanism, 40)], 1e-5, relation)
+    assert list(costs) == [name for name in ACCOUNTANTS if name in costs]
+    assert {"pld", "rdp", "moments"} <= set(costs)
+    assert ("zcdp" in costs) == (mechanism.rho is not None)
+    assert ("exact" in costs) == isinstance(mechanism, Gaussian)
+    for name, tighter in (("rdp", "pld"), ("moments", "rdp"), ("zcdp", "rdp")):
+        if name in costs:
+            assert costs[tighter] <= costs[name] * (1 + 1e-9)
+    best = composed_eps([(mechanism, 40)], 1e-5, relation)
+    assert best == costs.get("exact", costs["pld"])
+
+
+@pytest.mark.parametrize(("mechanism", "relation"), CASES)
+@pytest.mark.parametrize("accountant", ["best", "pld", "rdp", "moments"])
+def test_eps_and_delta_are_inverse(mechanism, relation, accountant):
+    eps = composed_eps([(mechanism, 40)], 1e-5, relation, accountant)
+    assert 0.97e-5 <= composed_delta([(mechanism, 40)], eps, relation, accountant) <= 1e-5 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("mechanism", "relation"), CASES)
+def test_costs_grow_with_the_number_of_releases(mechanism, relation):
+    for accountant in compare([(mechanism, 1)], 1e-5, relation):
+        costs = [composed_eps([(mechanism, count)], 1e-5, relation, accountant) for count in (1, 2, 10, 100)]
+        assert costs == sorted(costs)
+        assert costs[0] < costs[1]
+
+
+def test_order_and_splitting_of_releases_do_not_matter():
+    one, two = PoissonGaussian(1.0, 0.1), FixedBatchGaussian(2.0, 10, 100)
+    eps = composed_eps([(one, 5), (two, 7)], 1e-5, REPLACE)
+    assert composed_eps([(two, 3), (one, 5), (two, 4), (Gaussian(1.0), 0)], 1e-5, REPLACE) == pytest.approx(
+        eps, rel=1e-9
+    )
+
+
+def test_schedules_are_grouped_to_the_safe_side():
+    """Noise multipliers within half a percent of each other are lowered to one."""
+    releases = [(PoissonGaussian(1.5 + 0.002 * k, 0.05), 2) for k in range(150)]
+    grouped = composed_eps(releases, 1e-6, REPLACE)
+    exact = PLDAccountant(NEIGHBORING_RELATIONS[REPLACE], value_discretization_interval=1e-3)
+    for mechanism, count in releases[::3]:  # every third one stands for three
+        exact.compose(
+            dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier + 0.002).event(REPLACE),
+            3 * count,
+        )
+    assert 1 < grouped / exact.get_epsilon(1e-6) < 1.005
+
+
+def test_a_schedule_of_ten_thousand_steps_takes_seconds():
+    releases = [(PoissonGaussian(0.6 * step ** (1 / 6), 0.01), 1) for step in range(1, 10_001)]
+    start = time.process_time()
+    assert 1.9 < composed_eps(releases, 1e-6, REPLACE) < 2.0
+    assert time.process_time() - start < 10
+
+
+def test_an_overflowing_buffer_is_paid_for():
+    exact, count, overflow = PoissonGaussian(0.9, 0.05), 100, 1e-11
+    overflowing = dataclasses.replace(exact, overflow=overflow)
+    for relation in RELATIONS:
+        for accountant in ("pld", "rdp"):
+            eps = composed_eps([(overflowing, count)], 1e-5, relation, accountant)
+            assert eps > composed_eps([(exact, count)], 1e-5, relation, accountant)
+            rest = 1e-5 - count * overflow * (1 + math.exp(eps))
+            assert eps == pytest.approx(composed_eps([(exact, count)], rest, relation, accountant), rel=1e-4)
+            extra = composed_delta([(overflowing, count)], eps, relation, accountant) - composed_delta(
+                [(exact, count)], eps, relation, accountant
+            )
+            assert extra == pytest.approx(count * overflow * (1 + math.exp(eps)), rel=1e-6)
+    assert composed_eps([(dataclasses.replace(exact, overflow=1e-25), count)], 1e-5, REPLACE) == pytest.approx(
+        composed_eps([(exact, count)], 1e-5, REPLACE), rel=1e-9
+    )
+    assert composed_eps([(dataclasses.replace(exact, overflow=1e-6), count)], 1e-5, REPLACE) == math.inf
+
+
+def test_no_noise_no_releases():
+    assert composed_eps([], 1e-5, REPLACE) == 0.0
+    assert composed_delta([], 0.0, REPLACE) == 0.0
+    for mechanism in SYMMETRIC + BATCHES + FIXED:
+        bare = dataclasses.replace(mechanism, noise_multiplier=0.0)
+        assert bare.rdp(2.0, REPLACE) == math.inf
+        for accountant, eps in compare([(bare, 1), (Gaussian(1.0), 1)], 1e-5, REPLACE).items():
+            assert eps == math.inf, accountant
+        assert composed_delta([(bare, 1)], 1.0, REPLACE) == 1.0
+    assert BarkerBatch(0.7, 50, 1000, 2.0).rdp(2.0, REPLACE) == math.inf  # the batch variance may exceed the total
+
+
+def test_add_or_remove_to_replace_one():
+    eps, delta = replace_one_from_add_or_remove(1.0, 1e-6)
+    assert (eps, delta) == (2.0, pytest.approx((1 + math.e) * 1e-6))
+    # It holds, and is looser than accounting for the relation itself.
+    releases = [(PoissonGaussian(1.0, 0.05), 200)]
+    half = [(PoissonGaussian(0.5, 0.05), 200)]
+    eps, delta = replace_one_from_add_or_remove(composed_eps(releases, 1e-6, ADD_REMOVE), 1e-6)
+    assert composed_eps(half, delta, REPLACE) < eps
+
+
+# Calibration
+
+
+@pytest.mark.parametrize("eps", [0.1, 1.0, 8.0])
+@pytest.mark.parametrize(("mechanism", "relation"), CASES)
+def test_calibration(mechanism, relation, eps):
+    def releases_at(scale):
+        noise = scale if isinstance(mechanism, BarkerBatch) else scale * mechanism.noise_multiplier
+        return [(dataclasses.replace(mechanism, noise_multiplier=noise), 1000)]
+
+    evaluated = []
+
+    def recorded(scale):
+        evaluated.append(scale)
+        return releases_at(scale)
+
+    scale = calibrate(recorded, eps, 1e-6, relation)
+    assert scale in evaluated
+    assert composed_eps(releases_at(scale), 1e-6, relation) <= eps
+    assert composed_eps(releases_at(scale * (1 - 5e-4)), 1e-6, relation) > eps
+    assert len(evaluated) < 20
+
+
+def test_calibration_of_several_kinds_at_once():
+    def releases_at(scale):
+        return [(PoissonGaussian(scale, 0.01), 10**4), (Gaussian(20 * scale), 500), (LogisticBit(50 * scale), 100)]
+
+    scale = calibrate(releases_at, 1.0, 1e-6, REPLACE)
+    assert 0.998 < composed_eps(releases_at(scale), 1e-6, REPLACE) <= 1.0
+
+
+def test_calibration_at_the_ends():
+    def releases_at(scale):
+        return [(Gaussian(scale), 100)]
+
+    assert calibrate(releases_at, 1.0, 1e-6, REPLACE, low=1e5) == pytest.approx(1e5)
+    assert calibrate(releases_at, math.inf, 1e-6, REPLACE, low=0.1) == 0.1
+    with pytest.raises(ValueError, match=r"eps=1 at delta=1e-06 cannot be met: at scale 10, .* allow fewer releases"):
+        calibrate(releases_at, 1.0, 1e-6, REPLACE, high=10)
+    with pytest.raises(ValueError, match="cannot be met"):  # the overflow alone costs more than delta
+        calibrate(lambda scale: [(PoissonGaussian(scale, 0.01, 1e-6), 100)], 1.0, 1e-6, REPLACE)
+    for bad in ({"eps": 0.0}, {"low": 0.0}, {"low": 2.0, "high": 1.0}):
+        with pytest.raises(ValueError, match="must"):
+            calibrate(releases_at, **{"eps": 1.0, "delta": 1e-6, "relation": REPLACE, **bad})
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("mechanism", FIXED)
+def test_fixed_batches_are_refused_under_add_or_remove(mechanism):
+    for call in (
+        lambda: composed_eps([(mechanism, 1)], 1e-5, ADD_REMOVE),
+        lambda: composed_delta([(mechanism, 1)], 1.0, ADD_REMOVE),
+        lambda: compare([(mechanism, 1)], 1e-5, ADD_REMOVE),
+        lambda: calibrate(lambda scale: [(mechanism, 1)], 1.0, 1e-5, ADD_REMOVE),
+        lambda: mechanism.rdp(2.0, ADD_REMOVE),
+        lambda: mechanism.profiles(ADD_REMOVE),
+        lambda: mechanism.pld(ADD_REMOVE, 1e-3),
+    ):
+        with pytest.raises(ValueError, match=r"add_or_remove_one.*use Poisson batches"):
+            call()
+
+
+def test_inapplicable_accountants_are_refused():
+    with pytest.raises(ValueError, match=r"'exact' does not apply: .* Poisson batch"):
+        composed_eps([(Gaussian(1.0), 1), (PoissonGaussian(1.0, 0.1), 1)], 1e-5, REPLACE, "exact")
+    with pytest.raises(ValueError, match=r"'zcdp' does not apply: .* without replacement"):
+        composed_eps([(FixedBatchGaussian(1.0, 1, 10), 1)], 1e-5, REPLACE, "zcdp")
+    with pytest.raises(ValueError, match="accountant must be"):
+        composed_eps([(Gaussian(1.0), 1)], 1e-5, REPLACE, "psychic")
+    with pytest.raises(ValueError, match=r"neighboring_relation must be .* got 'bounded'"):
+        composed_eps([(Gaussian(1.0), 1)], 1e-5, "bounded")
+    with pytest.raises(ValueError, match="count must be a whole number"):
+        composed_eps([(Gaussian(1.0), -1)], 1e-5, REPLACE)
+    with pytest.raises(ValueError, match="delta must"):
+        composed_eps([(Gaussian(1.0), 1)], 1e-40, REPLACE)
+    with pytest.raises(ValueError, match="eps must"):
+        composed_delta([(Gaussian(1.0), 1)], math.nan, REPLACE)
+    with pytest.raises(ValueError, match="no event for this release: Barker"):
+        BarkerBatch(1.0, 10, 100, 2.0).event(REPLACE)
+    with pytest.raises(ValueError, match="order must be above 1"):
+        Gaussian(1.0).rdp(1.0, REPLACE)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Gaussian(-1.0), "noise_multiplier"),
+        (lambda: Gaussian(math.nan), "noise_multiplier"),
+        (lambda: PoissonGaussian(1.0, 0.0), "rate"),
+        (lambda: PoissonGaussian(1.0, 1.1), "rate"),
+        (lambda: PoissonGaussian(1.0, 0.1, -1e-9), "overflow"),
+        (lambda: TruncatedPoissonGaussian(1.0, 0.1, 0, 1), "num_rows"),
+        (lambda: TruncatedPoissonGaussian(1.0, 0.1, 10, 0), "max_batch_size"),
+        (lambda: FixedBatchGaussian(1.0, 11, 10), "batch_size"),
+        (lambda: BarkerBatch(1.0, 1, 10, 2.0), "batch_size"),
+        (lambda: BarkerBatch(1.0, 2, 10, 0.0), "variance"),
+    ],
+)
+def test_impossible_mechanisms_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("mechanism", SYMMETRIC + BATCHES + FIXED)
+def test_mechanisms_are_values(mechanism):
+    assert pickle.loads(pickle.dumps(mechanism)) == mechanism
+    assert hash(dataclasses.replace(mechanism)) == hash(mechanism)
+    assert isinstance(mechanism.describe(), str)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        mechanism.noise_multiplier = 1e9
