@@ -10,6 +10,10 @@ so no row can reach another row's term, whatever the model does. Both halves are
 same model with some of its sites masked out, so scales, masks, Jacobians and reparameterisations mean here what they
 mean everywhere in NumPyro.
 
+Discrete latents that each row has to itself (a mixture's membership, whether an outcome is mislabelled) are summed out,
+row by row, by NumPyro's enumeration: a row's term is the log of the sum over their values. Scales and masks act before
+that sum, as in NumPyro's HMC. This needs funsor (`pip install 'numpyro_dp[enumeration]'`).
+
 Whether that sum *is* the posterior the user meant is checked beforehand, on abstract traces and on synthetic rows of
 the same shapes. **No private value is read** by any of it, only by `row_log_density`; every refusal depends on
 shapes, dtypes and the model's code only. All problems are reported in one `UnsupportedModelError`.
@@ -21,7 +25,7 @@ refuse that shapes show) and `numpyro_dp.synthetic` (the comparison on synthetic
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +49,8 @@ from numpyro_dp.arguments import (
 from numpyro_dp.separability import (
     classify_arguments,
     closed_over_problems,
+    discrete_problems,
+    enumeration_problems,
     find_row_plates,
     find_rows,
     one_row_problems,
@@ -54,7 +60,7 @@ from numpyro_dp.separability import (
     sites_to_drop,
 )
 from numpyro_dp.synthetic import check_on_synthetic_rows
-from numpyro_dp.tracing import Params, abstract_trace, keep_sites
+from numpyro_dp.tracing import Params, abstract_trace, first_available_dim, fix_latents, keep_sites, sum_over_latents
 
 __all__ = ["Argument", "SeparableModel", "UnsupportedModelError", "released_model", "separate"]
 
@@ -68,6 +74,8 @@ class SeparableModel:
     :ivar row_plates: all plates over the rows; a model may open one for each observed site.
     :ivar arguments: every argument leaf and whether it is private.
     :ivar row_sites: the sites that make up a row's log density.
+    :ivar row_latents: those of them that are discrete latents, and are summed out.
+    :ivar first_available_dim: the first axis, from the right, that no site's density uses; enumeration may.
     :ivar dropped_sites: deterministic sites that are left out of the samples, with the reason.
     :ivar prototype: unconstrained parameters of the right shapes and dtypes (zeros).
     """
@@ -78,6 +86,8 @@ class SeparableModel:
     row_plates: frozenset[str]
     arguments: tuple[Argument, ...]
     row_sites: frozenset[str]
+    row_latents: frozenset[str]
+    first_available_dim: int
     dropped_sites: dict[str, str]
     prototype: dict[str, np.ndarray]
 
@@ -108,12 +118,32 @@ class SeparableModel:
 
     def row_log_density(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple], jax.Array]:
         """The function ``(flat z, one-row slices of `rows`) -> log p(row | z)``; public arguments are closed over."""
+        if self.row_latents:
+            density = self.row_log_density_at(args, kwargs)
+            return lambda z, row: density(z, row, None)
         model = keep_sites(self.model, self.row_sites.__contains__, self.row_plates, 1)
 
         @functools.partial(jax.jit, inline=True)  # NumPyro validates concrete values only: no warning shows a row
         def log_density(z: jax.Array, row: tuple) -> jax.Array:
             row_args, row_kwargs = self.with_private(args, kwargs, row)
             return -potential_energy(model, row_args, row_kwargs, self.unravel(z))
+
+        return log_density
+
+    def row_log_density_at(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple, Mapping | None], jax.Array]:
+        """The function ``(flat z, one-row slices, latents) -> log p(row, latents | z)``, a term of what is summed.
+
+        The latents are given as positions in [0, 1) of the list of their values; None sums over them.
+        """
+        model = keep_sites(self.model, lambda name: True, self.row_plates, 1)
+
+        @functools.partial(jax.jit, inline=True)
+        def log_density(z: jax.Array, row: tuple, latents: Mapping | None) -> jax.Array:
+            row_args, row_kwargs = self.with_private(args, kwargs, row)
+            density = sum_over_latents(
+                model, self.unravel(z), self.row_sites, self.row_latents, self.first_available_dim, latents
+            )
+            return density(*row_args, **row_kwargs)
 
         return log_density
 
@@ -171,7 +201,9 @@ class SeparableModel:
 
     @property
     def _prior_model(self) -> Callable:
-        return keep_sites(self.model, lambda name: name not in self.row_sites, self.row_plates, 1)
+        # Any value of the discrete latents will do: nothing that the prior is made of depends on them.
+        model = fix_latents(self.model, dict.fromkeys(self.row_latents, 0.0))
+        return keep_sites(model, lambda name: name not in self.row_sites, self.row_plates, 1)
 
 
 def released_model(model: Callable) -> Callable:
@@ -222,6 +254,7 @@ def separate(
     raise_if(problems)
 
     private, row_plates = private_leaves(arguments), find_row_plates(sites, num_rows, plate)
+    latents = frozenset(s.name for s in sites.values() if s.kind == "discrete" and s.plates & row_plates)
     observed = [s for s in sites.values() if s.kind == "observed"]
     separated = SeparableModel(
         model=model,
@@ -229,16 +262,22 @@ def separate(
         row_plate=plate,
         row_plates=row_plates,
         arguments=arguments,
-        row_sites=frozenset(s.name for s in observed if s.depends_on & private or s.plates & row_plates),
+        row_sites=latents.union(
+            s.name for s in observed if s.depends_on & private or s.plates & row_plates or s.discrete_latents & latents
+        ),
+        row_latents=latents,
+        first_available_dim=first_available_dim(sites),
         dropped_sites={},
         prototype=full.prototype,
     )
     one_row, constants, failure = one_row_trace(separated, args, kwargs)
     # What is as long as there are rows beside a single row, too, does not come from the arguments.
     constants = full.constants if failure else full.constants & constants
-    raise_if([*site_problems(separated, sites, private_args), *closed_over_problems(separated, sites, constants)])
+    problems = site_problems(separated, sites, private_args) + discrete_problems(separated, full)
+    raise_if([*problems, *closed_over_problems(separated, sites, constants)])
     raise_if(failure)
     raise_if(one_row_problems(sites, one_row))
+    raise_if(enumeration_problems(separated, args, kwargs))
 
     dropped = sites_to_drop(separated, sites, one_row)
     separated = dataclasses.replace(separated, dropped_sites=dropped)

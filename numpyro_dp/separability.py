@@ -30,6 +30,7 @@ from numpyro_dp.tracing import (
     array_constants,
     branches_on_values,
     describe_site,
+    funsor_is_installed,
     initialized,
     keep_sites,
     needs_values,
@@ -169,7 +170,8 @@ def site_problems(separated: "SeparableModel", sites: Sites, private_args: Seque
     """
     private = private_leaves(separated.arguments)
     latent = [s for s in sites.values() if s.kind == "latent"]
-    observed = [s for s in sites.values() if s.kind == "observed"]
+    # With their discrete latents given, rows are made of observed sites and of these.
+    members = [s for s in sites.values() if s.kind == "observed" or s.name in separated.row_latents]
 
     def used(indices: frozenset[int]) -> str:
         return quote(separated.arguments[k].name for k in sorted(indices))
@@ -188,7 +190,7 @@ def site_problems(separated: "SeparableModel", sites: Sites, private_args: Seque
         if s.depends_on & private
     ]
     n = separated.num_rows
-    for s in observed:
+    for s in members:
         if s.name not in separated.row_sites:
             public = s.value_depends_on - private
             if public and not s.factor and private_args is None:
@@ -199,9 +201,11 @@ def site_problems(separated: "SeparableModel", sites: Sites, private_args: Seque
                 )
             continue
         if s.factor and not s.plates & separated.row_plates and s.log_prob_shape[:1] != (n,):
+            latents = sorted(s.discrete_latents & separated.row_latents)
+            source = f"private argument {used(s.depends_on & private)}" if s.depends_on & private else quote(latents)
             problems.append(
-                f"factor '{s.name}' is computed from private argument {used(s.depends_on & private)} over all rows at "
-                "once: put one factor per row into the row plate, "
+                f"factor '{s.name}' is computed from {source} over all rows at once: put one factor per row into the "
+                "row plate, "
                 f"`with numpyro.plate('rows', n): numpyro.factor('{s.name}', per_row_values)`"
             )
         if s.log_prob_shape.count(n) > 1 and n > 1 and len(s.plates) < 2:
@@ -211,6 +215,40 @@ def site_problems(separated: "SeparableModel", sites: Sites, private_args: Seque
             )
     if not separated.row_sites:
         problems.append("no observed site depends on a private argument: there is nothing to protect")
+    return problems
+
+
+def discrete_problems(separated: "SeparableModel", full: FullTrace) -> list[str]:
+    """Discrete latents that cannot be summed out row by row."""
+    latents = separated.row_latents
+    discrete = [s.name for s in full.sites.values() if s.kind == "discrete"]
+    problems = []
+    if outside := [name for name in discrete if name not in latents]:
+        others = f" (like {quote(outside[1:])})" if outside[1:] else ""
+        problems.append(
+            f"latent site '{outside[0]}' is discrete and outside of the row plate{others}: rows that share it are no "
+            "product once it is summed over. If only priors use it, sum it out by hand (a mixture as the prior); if "
+            "rows do, give each row its own value, inside the row plate, make it a continuous parameter (such as the "
+            "weights of a mixture), or pass it as an argument"
+        )
+    problems += [
+        f"the prior of '{s.name}' uses {quote(sorted(s.discrete_latents & latents))}, of which each row has its own "
+        "value: that is no prior times one factor per row"
+        for s in full.sites.values()
+        if s.kind == "latent" and s.discrete_latents & latents
+    ]
+    if discrete and full.control_flow:
+        problems.append(
+            f"latent site '{discrete[0]}' is discrete, and the model runs `scan` or `cond`: a chain over the rows "
+            "mixes them, and one within each row cannot be enumerated. Sum the latter out by hand (the forward "
+            "recursion, as one `numpyro.factor` per row), or write a short loop in Python instead of `scan`"
+        )
+    if latents and not funsor_is_installed():
+        problems.append(
+            f"the discrete latents of each row, {quote(sorted(latents))}, can be summed out for you, but that needs "
+            "funsor: `pip install 'numpyro_dp[enumeration]'`; or sum them out by hand (for a mixture, "
+            "`MixtureSameFamily`)"
+        )
     return problems
 
 
@@ -278,9 +316,32 @@ def one_row_trace(separated: "SeparableModel", args: tuple, kwargs: dict) -> tup
         return sites, set(), [problem + overlooked(separated.arguments, separated.num_rows)]
 
 
+def enumeration_problems(separated: "SeparableModel", args: tuple, kwargs: dict) -> list[str]:
+    """Why the discrete latents of a row cannot be summed out at a single row; nothing is evaluated."""
+    if not separated.row_latents:
+        return []
+    arrays, merge = take_arrays(*separated.without_private(args, kwargs))
+
+    def run(arrays: list, z: dict) -> jax.Array:
+        args, kwargs = merge(arrays)
+        return separated.row_log_density(args, kwargs)(separated.ravel(z), separated.rows(args, kwargs))
+
+    try:
+        jax.eval_shape(run, abstract(arrays), separated.prototype)
+    except Exception as error:  # whatever the model or funsor raise; they have seen shapes only
+        return [
+            f"the discrete latents {quote(sorted(separated.row_latents))} cannot be enumerated: "
+            f"{describe_error(error)}. Enumeration puts all values of a latent on a new axis on the left: let "
+            "operations broadcast (`jnp.sum(x * b, -1)` instead of `einsum`, `x[..., None]` instead of `x[:, None]`), "
+            "put further axes of a site into `to_event` or a plate, and do not index, reshape or sum over the axes of "
+            "a latent; or sum them out by hand"
+        ]
+    return []
+
+
 def one_row_problems(sites: Sites, one_row: Sites) -> list[str]:
     """Sites that are others with one row than with all of them."""
-    missing = [name for name, s in sites.items() if s.kind in ("latent", "observed") and name not in one_row]
+    missing = [name for name, s in sites.items() if s.kind != "deterministic" and name not in one_row]
     problems = []
     if missing:
         problems.append(
@@ -305,6 +366,8 @@ def sites_to_drop(separated: "SeparableModel", sites: Sites, one_row: Sites) -> 
             continue
         if s.depends_on & private:
             dropped[s.name] = "computed from private rows"
+        elif s.discrete_latents:
+            dropped[s.name] = "computed from latents that are summed out"
         elif s.name not in one_row or one_row[s.name].shape != s.shape:
             dropped[s.name] = "has one value per row"
     return dropped

@@ -4,6 +4,10 @@ Evaluating a model on one row at a time would silently change a model that stand
 factor over all rows or a branch on n. So the model is compared with the sum over its rows: site by site on a few rows
 of many kinds (a model may make sense on positive numbers only, say), then once on as many rows as there are.
 No private value is involved.
+
+Discrete latents are fixed at synthetic values for this, as if they were columns of the table: if the model is a product
+over rows for all of their values, so is the sum over them. That enumeration gives back the density at such values is
+checked beside it (it would not if the model indexed or summed over the axis of the rows).
 """
 
 import functools
@@ -16,7 +20,7 @@ import numpy as np
 from numpyro.infer.util import compute_log_probs, constrain_fn, potential_energy
 
 from numpyro_dp.arguments import NO_VALUE, Argument, canonical, describe_error, overlooked, quote, take_arrays
-from numpyro_dp.tracing import Params, Site, Sites, keep_sites
+from numpyro_dp.tracing import Params, Shape, Site, Sites, fix_latents, keep_sites
 
 if TYPE_CHECKING:
     from numpyro_dp.model import SeparableModel
@@ -33,7 +37,7 @@ def check_on_synthetic_rows(
 ) -> tuple[list[str], dict[str, str]]:
     """Problems that only numbers show, and deterministic sites that depend on the number of rows."""
     try:
-        check = _SyntheticCheck(separated, args, kwargs)
+        check = _SyntheticCheck(separated, args, kwargs, sites)
     except Exception as error:  # the model cannot be traced with a few rows
         problem = (
             f"the model works with {separated.num_rows} rows but not with {_FEW}: {describe_error(error)}. Take sizes "
@@ -41,7 +45,8 @@ def check_on_synthetic_rows(
         )
         return [problem + overlooked(separated.arguments, separated.num_rows)], {}
     mismatches: dict[str, str] = {}
-    verified: dict[str, str] = {}  # site: the kind of rows that it was compared on
+    enumerated = not separated.row_latents  # whether the sum over latents was compared
+    verified: dict[str, set[str]] = {}  # kind of rows: the sites that were compared on it
     # Missing values in one argument are a kind, too: a model might fill them from other rows.
     floats = [a for a in separated.private_arguments() if jnp.issubdtype(a.dtype, jnp.floating)]
     for kind in [*_SYNTHETIC_VALUES, *(f"missing {a.name}" for a in floats)]:
@@ -49,13 +54,19 @@ def check_on_synthetic_rows(
         for name in sorted(separated.row_sites):
             terms, whole = few.by_row[name], few.whole[name]
             if np.isfinite(whole) and np.all(np.isfinite(terms)):
-                verified.setdefault(name, kind)
+                verified.setdefault(kind, set()).add(name)
             with np.errstate(invalid="ignore"):  # rows that make no sense may be inf and -inf
                 by_row, magnitude = np.sum(terms), np.sum(np.abs(terms))
             if _differ(whole, by_row, magnitude):
                 mismatches.setdefault(name, _explain_mismatch(sites[name], _FEW, whole, by_row))
+        if separated.row_latents and not mismatches:
+            mismatches |= _enumeration_mismatch(separated, few)
+            if np.any(np.isfinite(few.row_log_density)):
+                enumerated = True
     problems = list(mismatches.values())
-    unverified = sorted(separated.row_sites - verified.keys() - mismatches.keys())
+    unverified = sorted(separated.row_sites.difference(*verified.values()) - mismatches.keys())
+    if not (unverified or problems or enumerated):
+        unverified = sorted(separated.row_sites)  # finite at some values of the latents, but their sum is not
     if unverified and not check.lacks_values:
         problems.append(
             f"the log density of {quote(unverified)} is not finite on any synthetic rows, so it cannot be checked to "
@@ -64,14 +75,15 @@ def check_on_synthetic_rows(
         )
     if problems or not verified:
         return problems, {}
-    return _compare_at_full_size(separated, check, next(iter(verified.values())), sites)
+    most_telling = max(verified, key=lambda kind: len(verified[kind]))
+    return _compare_at_full_size(separated, check, most_telling, sites)
 
 
 def _compare_at_full_size(
     separated: "SeparableModel", check: "_SyntheticCheck", kind: str, sites: Sites
 ) -> tuple[list[str], dict[str, str]]:
     few = check.few(kind)
-    every, n = check.all_rows(kind, few.rows), separated.num_rows
+    every, n = check.all_rows(kind, few), separated.num_rows
     counts = np.bincount(np.arange(n) % _FEW, minlength=_FEW)  # how often each of the few rows occurs
     slack = 1 + n / 10_000  # rounding of long sums
     problems, magnitude = [], abs(few.log_prior)
@@ -127,6 +139,25 @@ def _explain_mismatch(site: Site, size: int, whole: Array, by_row: Array) -> str
     )
 
 
+def _enumeration_mismatch(separated: "SeparableModel", few: "_Few") -> dict[str, str]:
+    """Whether enumeration gives another density at given values of the discrete latents than the model itself."""
+    terms = np.stack([few.by_row[name] for name in separated.row_sites])
+    with np.errstate(invalid="ignore"):
+        expected, magnitudes = np.sum(terms, 0), np.sum(np.abs(terms), 0)
+    names = quote(sorted(separated.row_latents))
+    for one_by_one, enumerated, magnitude in zip(expected, few.row_log_density, magnitudes, strict=True):
+        # Not a number: it is none at other values of the latents.
+        if not np.isnan(enumerated) and _differ(one_by_one, enumerated, magnitude):
+            return {
+                names: f"summing out {names} by enumeration would give another model: on a synthetic row its density "
+                f"at given values is {enumerated:.6g} and should be {one_by_one:.6g}. Enumeration puts all values of a "
+                "latent on a new axis on the left, so do not index, reshape or sum over the axes of a latent (`z[0]`, "
+                "`z.sum()`), and do not use one that is drawn within a nested plate outside of it; or sum it out by "
+                "hand"
+            }
+    return {}
+
+
 # -- Evaluating the model ----------------------------------------------------------------------------------------------
 
 
@@ -134,11 +165,12 @@ class _Few(NamedTuple):
     """The model on a few synthetic rows."""
 
     rows: tuple
+    positions: dict[str, Array]  # of each row's discrete latents in the lists of their values
     by_row: dict[str, Array]  # log density of each sample site, beside each row alone
     whole: dict[str, Array]  # the same, beside all of these rows
     deterministic: dict[str, Any]  # values beside one row
     log_prior: Array
-    row_log_density: Array
+    row_log_density: Array  # beside its discrete latents, if it has any
 
 
 class _All(NamedTuple):
@@ -152,8 +184,9 @@ class _All(NamedTuple):
 class _SyntheticCheck:
     """The model on synthetic rows in the place of the private ones."""
 
-    def __init__(self, separated: "SeparableModel", args: tuple, kwargs: dict):
+    def __init__(self, separated: "SeparableModel", args: tuple, kwargs: dict, sites: Sites):
         self.separated, self.private = separated, separated.private_arguments()
+        self._latents = {name: _one_row(sites[name], separated.row_plates) for name in sorted(separated.row_latents)}
         leaves, treedef = jax.tree.flatten(separated.without_private(args, kwargs))
         # Public arguments that are traced where `separate` is called have no value to use here.
         self.lacks_values = any(isinstance(leaf, NO_VALUE) for leaf in leaves)
@@ -173,49 +206,74 @@ class _SyntheticCheck:
     def few(self, kind: str) -> _Few:
         return self._few(*self._draw(kind))
 
-    def all_rows(self, kind: str, rows: tuple) -> _All:
-        """The model, as it is, on as many rows as there are: the few `rows`, repeated."""
+    def all_rows(self, kind: str, few: _Few) -> _All:
+        """The model, as it is, on as many rows as there are: the few ones, repeated."""
         z, *_ = self._draw(kind)
-        return self._compile(self._evaluate_all, z, rows)(z, rows)
+        return self._compile(self._evaluate_all, z, few.rows, few.positions)(z, few.rows, few.positions)
 
-    def _draw(self, kind: str) -> tuple[dict[str, np.ndarray], tuple, np.ndarray]:
+    def _draw(self, kind: str) -> tuple[dict[str, np.ndarray], tuple, dict[str, np.ndarray], np.ndarray]:
         rng = np.random.default_rng(list(kind.encode()))
         rows = tuple(_synthetic(a, _CANDIDATES, kind, rng) for a in self.private)
         z = {name: rng.uniform(-1, 1, zero.shape).astype(zero.dtype) for name, zero in self.separated.prototype.items()}
-        return z, rows, np.asarray(kind in _SYNTHETIC_VALUES)
+        positions = {name: rng.random((_CANDIDATES, *shape)) for name, (shape, _) in self._latents.items()}
+        return z, rows, positions, np.asarray(kind in _SYNTHETIC_VALUES)
 
-    def _sites(self, args: tuple, kwargs: dict, z: Params, rows: Sequence, size: int) -> tuple[dict, dict]:
+    def _join(self, positions: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """Positions of single rows, stacked, as those of one table."""
+        axes = {name: axis for name, (_, axis) in self._latents.items()}
+        return {name: jnp.moveaxis(jnp.squeeze(x, axes[name]), 0, axes[name]) for name, x in positions.items()}
+
+    def _sites(self, args: tuple, kwargs: dict, z: Params, rows: Sequence, positions: dict, size: int) -> tuple:
         """Summed log density of each sample site, value of each released deterministic site."""
-        model = keep_sites(self.separated.model, lambda name: True, self.separated.row_plates, size)
+        model = fix_latents(self.separated.model, positions)
+        model = keep_sites(model, lambda name: True, self.separated.row_plates, size)
         args, kwargs = self.separated.with_private(args, kwargs, rows)
         densities, sites = compute_log_probs(model, args, kwargs, constrain_fn(model, args, kwargs, z))
         values = {name: site["value"] for name, site in sites.items() if site["type"] == "deterministic"}
         return densities, {name: v for name, v in values.items() if name not in self.separated.dropped_sites}
 
-    def _evaluate_few(self, args: tuple, kwargs: dict, z: Params, candidates: tuple, prefer_finite: jax.Array) -> _Few:
+    def _evaluate_few(
+        self, args: tuple, kwargs: dict, z: Params, candidates: tuple, positions: dict, prefer_finite: jax.Array
+    ) -> _Few:
         separated = self.separated
         one_row = jax.tree.map(lambda x: x[:, None], candidates)  # one-row tables, stacked
-        by_row, deterministic = jax.vmap(lambda row: self._sites(args, kwargs, z, row, 1))(one_row)
+        by_row, deterministic = jax.vmap(lambda row, at: self._sites(args, kwargs, z, row, at, 1))(one_row, positions)
         finite = jnp.all(jnp.isfinite(jnp.stack([by_row[name] for name in separated.row_sites])), 0)
         # Rows on which the model makes sense; missing values are there to be met, though.
         chosen = jnp.argsort(~finite & prefer_finite)[:_FEW]
-        rows = jax.tree.map(lambda x: x[chosen], candidates)
-        whole, _ = self._sites(args, kwargs, z, rows, _FEW)
+        rows, at = jax.tree.map(lambda x: x[chosen], (candidates, positions))
+        whole, _ = self._sites(args, kwargs, z, rows, self._join(at), _FEW)
         flat = separated.ravel(z)
         return _Few(
             rows=rows,
+            positions=at,
             by_row={name: d[chosen] for name, d in by_row.items()},
             whole=whole,
             deterministic=jax.tree.map(lambda value: value[0], deterministic),
             log_prior=separated.log_prior(args, kwargs)(flat),
-            row_log_density=jax.vmap(separated.row_log_density(args, kwargs), (None, 0))(flat, one_row)[chosen],
+            row_log_density=self._row_log_density(args, kwargs, flat, one_row, positions)[chosen],
         )
 
-    def _evaluate_all(self, args: tuple, kwargs: dict, z: Params, rows: tuple) -> _All:
+    def _row_log_density(self, args: tuple, kwargs: dict, z: jax.Array, one_row: tuple, positions: dict) -> jax.Array:
+        if positions:
+            return jax.vmap(self.separated.row_log_density_at(args, kwargs), (None, 0, 0))(z, one_row, positions)
+        return jax.vmap(self.separated.row_log_density(args, kwargs), (None, 0))(z, one_row)
+
+    def _evaluate_all(self, args: tuple, kwargs: dict, z: Params, rows: tuple, positions: dict) -> _All:
         n = self.separated.num_rows
-        every_row = jax.tree.map(lambda x: x[jnp.arange(n) % _FEW], rows)
-        total = -potential_energy(self.separated.model, *self.separated.with_private(args, kwargs, every_row), z)
-        return _All(total, *self._sites(args, kwargs, z, every_row, n))
+        every_row, at = jax.tree.map(lambda x: x[jnp.arange(n) % _FEW], (rows, positions))
+        at = self._join(at)
+        model = fix_latents(self.separated.model, at)
+        total = -potential_energy(model, *self.separated.with_private(args, kwargs, every_row), z)
+        return _All(total, *self._sites(args, kwargs, z, every_row, at, n))
+
+
+def _one_row(site: Site, row_plates: frozenset[str]) -> tuple[Shape, int]:
+    """Shape of a site in the row plate at a single row, and the axis of the rows, from the right."""
+    (axis,) = {site.plate_dims[name] for name in site.plates & row_plates}
+    shape = list(site.shape)
+    shape[axis] = 1
+    return tuple(shape), axis
 
 
 # -- Synthetic rows ----------------------------------------------------------------------------------------------------

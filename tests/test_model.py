@@ -1,7 +1,10 @@
 """`separate`: the two halves give NumPyro's model back, rows are isolated, and what has no such form is refused."""
 
 import functools
+import subprocess
+import sys
 import types
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +13,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax.flatten_util import ravel_pytree
+from numpyro.contrib.control_flow import scan
 from numpyro.handlers import block, condition, lift, scale, seed, substitute, trace
 from numpyro.infer import (
     Predictive,
@@ -20,12 +24,11 @@ from numpyro.infer import (
     init_to_uniform,
     init_to_value,
 )
-from numpyro.infer.util import constrain_fn, potential_energy
-from zoo import CASES
+from numpyro.infer.util import constrain_fn, initialize_model, potential_energy
+from zoo import BY_NAME, CASES
 
 from numpyro_dp.model import UnsupportedModelError, released_model, separate
 
-BY_NAME = {case.name: case for case in CASES}
 N = 7
 _rng = np.random.default_rng(1)
 X, y, g = _rng.normal(size=(N, 3)), _rng.normal(size=N), np.arange(N) % 4
@@ -106,7 +109,7 @@ def test_prior_plus_rows_is_the_model(case, x64):
             return log_prior(z) + jnp.sum(t), jnp.sum(jnp.abs(t))
 
         def as_one(z):
-            return -potential_energy(case.model, case.args, case.kwargs, separated.unravel(z)), 0.0
+            return -potential_energy(case.reference, case.args, case.kwargs, separated.unravel(z)), 0.0
 
         both = jax.jit(lambda z: [jax.value_and_grad(f, has_aux=True)(z) for f in (by_parts, as_one)])
         for z in _points(separated):
@@ -143,7 +146,9 @@ def test_released_sites(case):
         (z,) = _points(separated, 1)
         z = separated.unravel(z)
         released = separated.constrain(case.args, case.kwargs)(z)
-        expected = jax.jit(lambda z: constrain_fn(case.model, case.args, case.kwargs, z, return_deterministic=True))(z)
+        expected = jax.jit(
+            lambda z: constrain_fn(case.reference, case.args, case.kwargs, z, return_deterministic=True)
+        )(z)
         assert set(released) == set(expected) - set(case.dropped)
         for name, value in released.items():
             np.testing.assert_allclose(value, expected[name], rtol=1e-10)
@@ -177,6 +182,306 @@ def test_separating_twice_gives_the_same():
     first, second = (separate(case.model, case.args, case.kwargs) for _ in range(2))
     first, second = (vars(s) | {"prototype": jax.tree.map(jnp.shape, s.prototype)} for s in (first, second))
     assert first == second
+
+
+# -- Discrete latents of a row -----------------------------------------------------------------------------------------
+#
+# The zoo has them beside the same models summed out by hand, which `test_prior_plus_rows_is_the_model` compares.
+
+
+@pytest.mark.parametrize("name", ["membership_marked", "repeated_measures"])
+def test_potential_is_that_of_numpyros_hmc(name):
+    case = BY_NAME[name]
+    with jax.enable_x64(True):
+        separated = _separated(name, True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Some algorithms will automatically enumerate", FutureWarning)
+            info = initialize_model(jax.random.key(0), case.model, model_args=case.args, model_kwargs=case.kwargs)
+        rows, terms = separated.rows(case.args, {}), _terms(separated, case.args, {})
+        log_prior = separated.log_prior(case.args, {})
+        assert jax.tree.map(jnp.shape, info.param_info.z) == jax.tree.map(jnp.shape, separated.prototype)
+        ours = jax.jit(jax.value_and_grad(lambda z: -log_prior(z) - jnp.sum(terms(z, rows))))
+        theirs = jax.jit(jax.value_and_grad(lambda z: info.potential_fn(separated.unravel(z))))
+        for z in _points(separated):
+            for value, expected in zip(ours(z), theirs(z), strict=True):
+                np.testing.assert_allclose(value, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["membership", "dependent_latents", "repeated_measures"])
+def test_each_row_is_that_of_the_model_summed_by_hand(name):
+    case = BY_NAME[name]
+    with jax.enable_x64(True):
+        enumerated, by_hand = _separated(name, True), separate(case.summed, case.args, case.kwargs)
+        (z,) = _points(by_hand, 1)
+        results = []
+        for separated in (enumerated, by_hand):
+            one, rows = separated.row_log_density(case.args, {}), separated.rows(case.args, {})
+            per_row = jax.jit(jax.vmap(jax.value_and_grad(one), (None, 0)))
+            results.append(per_row(z, tuple(r[:, None] for r in rows)))
+        for value, expected in zip(*results, strict=True):
+            np.testing.assert_allclose(value, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_discrete_latents_are_no_parameters():
+    case = BY_NAME["membership_marked"]
+    separated = _separated("membership_marked", jax.config.jax_enable_x64)
+    assert separated.row_latents == {"component"}
+    assert separated.row_sites == {"component", "y"}
+    assert set(separated.prototype) == {"weights", "loc"}
+    assert set(separated.dropped_sites.values()) == {"computed from latents that are summed out"}
+    for strategy in (init_to_uniform, init_to_median, init_to_sample):
+        params, is_valid = separated.init_params(jax.random.key(0), strategy, case.args, {})
+        assert is_valid
+        assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, separated.prototype)
+    assert set(separated.constrain(case.args, {})(params)) == {"weights", "loc", "spread"}
+    log_prior = separated.log_prior(case.args, {})(separated.ravel(params))
+    np.testing.assert_allclose(log_prior, separated.log_prior((np.full(N, np.nan),), {})(separated.ravel(params)))
+    drawn = Predictive(released_model(case.model), num_samples=2)(jax.random.key(0), *case.args)
+    assert drawn["y"].shape == drawn["component"].shape == (2, N)
+
+
+def _two_components(y, w):
+    loc = numpyro.sample("loc", dist.Normal(0, 1).expand([2]))
+    with numpyro.plate("rows", y.shape[0]):
+        z = numpyro.sample("z", dist.Bernoulli(0.3))
+        numpyro.sample("y", dist.Normal(loc[z], 0.05), obs=y)
+        numpyro.sample("w", dist.Normal(loc[z], 0.05), obs=w)
+
+
+def test_outcomes_that_contradict_each_other():
+    """Each component explains one outcome and finds the other impossible: the terms must not be multiplied as such."""
+    args = (np.zeros(N), np.ones(N))
+    separated = separate(_two_components, args)
+    z, rows = jnp.array([0.0, 1.0]), separated.rows(args, {})
+    value, grad = jax.jit(jax.vmap(jax.value_and_grad(separated.row_log_density(args, {})), (None, 0)))(
+        z, tuple(r[:, None] for r in rows)
+    )
+    np.testing.assert_allclose(value, -np.log(2 * np.pi * 0.05**2) - 0.5 / 0.05**2, rtol=1e-5)
+    np.testing.assert_allclose(grad, np.broadcast_to([0.7 / 0.05**2, -0.3 / 0.05**2], (N, 2)), rtol=1e-4)
+
+
+def test_markov_within_a_row():
+    """Its reuse of axes changes nothing."""
+    from numpyro.contrib.funsor import markov
+
+    def model(Y, around=iter):
+        probs, loc = numpyro.sample("probs", dist.Dirichlet(jnp.ones((2, 2))).to_event(1)), jnp.array([0.0, 1.0])
+        with numpyro.plate("persons", Y.shape[0]):
+            state = 0
+            for t in around(range(Y.shape[1])):
+                state = numpyro.sample(f"state_{t}", dist.Categorical(probs[state]))
+                numpyro.sample(f"y_{t}", dist.Normal(loc[state], 1.0), obs=Y[:, t])
+
+    values = []
+    for variant in (model, functools.partial(model, around=markov)):
+        separated = separate(variant, (X,))
+        values.append(_terms(separated, (X,), {})(jnp.array([0.3, -0.2]), separated.rows((X,), {})))
+    np.testing.assert_allclose(*values, rtol=1e-6)
+
+
+def _with_latent(latent, use=lambda z, loc: loc[z]):
+    def model(X, y):
+        loc = numpyro.sample("loc", dist.Normal(0, 1).expand([3]))
+        with numpyro.plate("rows", X.shape[0]):
+            z = numpyro.sample("z", latent(X, loc))
+            numpyro.sample("y", dist.Normal(use(z, loc), 1.0), obs=y)
+
+    return model
+
+
+_THIRDS = dist.Categorical(jnp.ones(3) / 3)
+
+
+@pytest.mark.parametrize(
+    ("latent", "words"),
+    [
+        (lambda X, loc: dist.Poisson(2.0), "'z' is discrete and has no finite list of values"),
+        (lambda X, loc: dist.Binomial(jnp.int32(X[:, 0] > 0), 0.5), "are not the same public ones for all rows"),
+        (lambda X, loc: dist.Bernoulli(jnp.ones(2) / 2).to_event(1), "'z' is discrete and has several values at once"),
+        (lambda X, loc: dist.Categorical(logits=X - X.mean(0)), "the log density of 'z' is not a sum over rows"),
+        (lambda X, loc: dist.Categorical(logits=X[::-1] * loc), "the log density of 'z' is not a sum over rows"),
+        (lambda X, loc: dist.Categorical(logits=loc * X.shape[0]), "the log density of 'z' is not a sum over rows"),
+        (lambda X, loc: dist.Categorical(logits=X[:, None] * loc), "the log density of 'z' has shape (7, 7)"),
+    ],
+)
+def test_latents_that_cannot_be_summed_out(latent, words):
+    _assert_refused(_with_latent(latent, lambda z, loc: loc[0]), words)
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (lambda z, loc: loc[jnp.roll(z, 1)], "the log density of 'y' is not a sum over rows"),
+        (lambda z, loc: loc[z] / z.shape[0], "the log density of 'y' is not a sum over rows"),
+        (lambda z, loc: loc[z[::-1]], "the log density of 'y' is not a sum over rows"),
+        (lambda z, loc: loc[jnp.cumsum(z) - jnp.cumsum(z) + z.max()], "the log density of 'y' is not a sum over rows"),
+        (lambda z, loc: jnp.einsum("nk,k->n", jax.nn.one_hot(z, 3), loc), "'z' cannot be enumerated"),
+        (lambda z, loc: loc[0] if z[0] else loc[1], "needs the values of an array argument in Python"),
+    ],
+)
+def test_uses_of_latents_that_mix_rows(use, words):
+    _assert_refused(_with_latent(lambda X, loc: _THIRDS, use), words)
+
+
+def test_enumeration_that_would_give_another_model():
+    """Right with the latents at hand, row by row; the extra axis of enumeration is what these do not expect."""
+
+    def outside_of_its_plate(Y):
+        loc = numpyro.sample("loc", dist.Normal(0, 1).expand([3]))
+        with numpyro.plate("rows", Y.shape[0], dim=-2), numpyro.plate("visits", Y.shape[1], dim=-1):
+            z = numpyro.sample("z", _THIRDS)
+            numpyro.sample("Y", dist.Normal(loc[z], 1.0), obs=Y)
+        with numpyro.plate("rows", Y.shape[0]):
+            numpyro.factor("changes", -jnp.sum(z == 0, -1) * 0.5)
+
+    words = ("summing out 'z' by enumeration would give another model", "sum it out by hand")
+    _assert_refused(outside_of_its_plate, *words, args=(X,))
+    _assert_refused(_with_latent(lambda X, loc: _THIRDS, lambda z, loc: loc[z.reshape(-1)]), *words)
+    # Errors while enumerating leave nothing behind.
+    case = BY_NAME["membership"]
+    assert separate(case.model, case.args).row_latents == {"component"}
+
+
+def test_latents_whose_plates_cross():
+    def model(Y):
+        loc = numpyro.sample("loc", dist.Normal(0, 1).expand([2, 2]))
+        a, b = numpyro.plate("a", 2, dim=-2), numpyro.plate("b", 3, dim=-1)
+        with numpyro.plate("rows", Y.shape[0], dim=-3):
+            with a:
+                u = numpyro.sample("u", dist.Bernoulli(0.5))
+            with b:
+                v = numpyro.sample("v", dist.Bernoulli(0.5))
+            with a, b:
+                numpyro.sample("Y", dist.Normal(loc[u, v], 1.0), obs=Y)
+
+    words = "'u', 'v' cannot be enumerated", "neither's plates hold the other's"
+    _assert_refused(model, *words, args=(_rng.normal(size=(N, 2, 3)),))
+
+
+def test_latents_outside_of_the_row_plate():
+    def by_hand(site):
+        def model(X, y, g, num_groups):
+            mu = numpyro.sample("mu", dist.Normal(0, 1).expand([2]))
+            k = site(X, num_groups)
+            with numpyro.plate("rows", X.shape[0]):
+                numpyro.sample("y", dist.Normal(mu[k if jnp.ndim(k) == 0 or len(k) == N else k[g]], 1.0), obs=y)
+
+        return model
+
+    def in_plate(name, size):
+        with numpyro.plate(name, size):
+            return numpyro.sample("k", dist.Bernoulli(0.5))
+
+    for site in (
+        lambda X, num_groups: numpyro.sample("k", dist.Bernoulli(0.5)),
+        lambda X, num_groups: in_plate("groups", num_groups),
+        lambda X, num_groups: in_plate("people", X.shape[0]),  # as many as rows, but another plate
+        lambda X, num_groups: numpyro.sample("k", dist.Bernoulli(0.5).expand([X.shape[0]])),
+    ):
+        words = ("latent site 'k' is discrete and outside of the row plate", "sum it out by hand")
+        _assert_refused(by_hand(site), *words, args=(X, y, g, 4))
+
+
+def test_spike_and_slab_prior():
+    def model(X, y):
+        keep = numpyro.sample("keep", dist.Bernoulli(0.5).expand([3]))
+        b = numpyro.sample("b", dist.Normal(0, jnp.where(keep == 1, 2.0, 0.1)))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ b, 1.0), obs=y)
+
+    _assert_refused(model, "latent site 'keep' is discrete", "a mixture as the prior")
+
+
+def test_parameters_and_factors_that_use_the_latents_of_rows():
+    def model(X, y):
+        _with_latent(lambda X, loc: _THIRDS, lambda z, loc: kept.append(z) or loc[z])(X, y)
+        z = kept.pop()
+        numpyro.sample("theta", dist.Normal(jnp.sum(z), 1.0))
+        numpyro.factor("total", -jnp.sum(z) * 0.5)
+
+    kept = []
+    _assert_refused(
+        model, "the prior of 'theta' uses 'z', of which each row", "factor 'total' is computed from 'z' over all rows"
+    )
+
+
+def test_continuous_latents_beside_discrete_ones():
+    def model(X, y):
+        with numpyro.plate("rows", X.shape[0]):
+            effect = numpyro.sample("effect", dist.Normal(0, 1))
+            z = numpyro.sample("z", dist.Bernoulli(0.5))
+            numpyro.sample("y", dist.Normal(effect * z, 1.0), obs=y)
+
+    _assert_refused(model, "latent site 'effect' lives in the row plate 'rows'")
+
+
+def test_only_discrete_latents():
+    def model(y):
+        with numpyro.plate("rows", y.shape[0]):
+            z = numpyro.sample("z", dist.Bernoulli(0.5))
+            numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    _assert_refused(model, "no latent site beside the discrete 'z'", args=(y,))
+
+
+def test_hidden_markov_models_by_scan():
+    def over_rows(Y):
+        probs = numpyro.sample("probs", dist.Dirichlet(jnp.ones((2, 2))).to_event(1))
+
+        def step(state, y):
+            state = numpyro.sample("state", dist.Categorical(probs[state]))
+            numpyro.sample("y", dist.Normal(state, 1.0).expand([3]).to_event(1), obs=y)
+            return state, None
+
+        scan(step, 0, Y)
+
+    def within_rows(Y):
+        probs = numpyro.sample("probs", dist.Dirichlet(jnp.ones((2, 2))).to_event(1))
+
+        def step(state, y):
+            with numpyro.plate("persons", Y.shape[0]):
+                state = numpyro.sample("state", dist.Categorical(probs[state]))
+                numpyro.sample("y", dist.Normal(state, 1.0), obs=y)
+            return state, None
+
+        scan(step, jnp.zeros(Y.shape[0], int), Y.T)
+
+    for model in (over_rows, within_rows):
+        _assert_refused(model, "'state' is discrete, and the model runs `scan`", "forward recursion", args=(X,))
+
+
+def test_without_funsor(monkeypatch):
+    monkeypatch.setitem(sys.modules, "funsor", None)
+    monkeypatch.setitem(sys.modules, "numpyro.contrib.funsor", None)
+    case = BY_NAME["membership"]
+    _assert_refused(case.model, "'component'", "pip install 'numpyro_dp[enumeration]'", "by hand", args=case.args)
+    assert separate(linear, (X, y)).num_rows == N
+
+
+def test_funsor_is_imported_only_where_it_is_needed():
+    """Its import has side effects; and the first one may happen while something is traced."""
+    script = """
+import sys, warnings
+warnings.simplefilter("error")
+import jax, numpy as np, numpyro, numpyro.distributions as dist
+from zoo import BY_NAME
+from numpyro_dp.model import separate
+
+def density(name, args):
+    separated = separate(BY_NAME[name].model, args)
+    rows = separated.rows(args, {})
+    one = jax.vmap(separated.row_log_density(args, {}), (None, 0))
+    return one(separated.ravel(separated.prototype), tuple(r[:, None] for r in rows))
+
+density("mixture", BY_NAME["mixture"].args)
+assert "funsor" not in sys.modules
+args = BY_NAME["membership"].args
+with jax.checking_leaks():
+    first = jax.jit(lambda args: density("membership", args))(args)
+np.testing.assert_allclose(first, density("membership", args), rtol=1e-5)
+"""
+    environment = {"PYTHONPATH": ":".join(sys.path), "JAX_PLATFORMS": "cpu", "PATH": ""}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
 
 
 # -- A start without data ----------------------------------------------------------------------------------------------
@@ -267,14 +572,6 @@ def test_imputation_by_obs_mask():
             numpyro.sample("y", dist.Normal(mu, 1.0), obs=y, obs_mask=seen)
 
     _assert_refused(model, "y_unobserved", "numpyro.handlers.mask", args=(y, y > 0))
-
-
-def test_global_discrete_latent():
-    def model(y):
-        k = numpyro.sample("k", dist.Categorical(jnp.ones(3) / 3))
-        numpyro.sample("y", dist.Normal(k, 1.0), obs=y)
-
-    _assert_refused(model, "latent site 'k' is discrete", "sum it out", args=(y,))
 
 
 def test_subsampled_plate():

@@ -56,6 +56,12 @@ class Case:
     kwargs: dict = dataclasses.field(default_factory=dict)
     options: dict = dataclasses.field(default_factory=dict)
     dropped: frozenset = frozenset()
+    summed: Callable | None = None  # the same model with its discrete latents summed out by hand
+
+    @property
+    def reference(self):
+        """The model as NumPyro's potential energy takes it, without enumeration."""
+        return self.summed or self.model
 
     def __str__(self):
         return self.name
@@ -503,6 +509,253 @@ def released_transforms(y):
         numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
 
 
+# -- Discrete latents of each row, and the same models with them summed out by hand ------------------------------------
+
+
+def _weights_and_locations(*event_shape):
+    weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(3)))
+    loc = numpyro.sample("loc", dist.Normal(0, 2).expand([3, *event_shape]).to_event(1 + len(event_shape)))
+    return weights, loc
+
+
+def _sum_out(log_terms, axes=-1):
+    """The factor of each row that is left of the last axes of joint log densities."""
+    with numpyro.plate("rows", log_terms.shape[0]):
+        numpyro.factor("summed", logsumexp(log_terms, axes))
+
+
+def membership(y):
+    weights, loc = _weights_and_locations()
+    numpyro.deterministic("spread", loc[2] - loc[0])
+    with numpyro.plate("rows", y.shape[0]):
+        component = numpyro.sample("component", dist.Categorical(weights))
+        numpyro.sample("y", dist.Normal(loc[component], 0.5), obs=y)
+
+
+def membership_marked(y):
+    weights, loc = _weights_and_locations()
+    with numpyro.plate("rows", N) as index:
+        component = numpyro.sample("component", dist.Categorical(weights), infer={"enumerate": "parallel"})
+        numpyro.deterministic("own_loc", loc[component])
+        numpyro.sample("y", dist.Normal(loc[component], 0.5), obs=jnp.asarray(y)[index])
+    numpyro.deterministic("largest", component.max())
+    numpyro.deterministic("spread", loc[2] - loc[0])
+
+
+def membership_summed(y):
+    weights, loc = _weights_and_locations()
+    numpyro.deterministic("spread", loc[2] - loc[0])
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(weights), dist.Normal(loc, 0.5)), obs=y)
+
+
+def membership_multivariate(X, Y):
+    weights, loc = _weights_and_locations(2)
+    chol = numpyro.sample("chol", dist.LKJCholesky(2, 1.0))
+    with numpyro.plate("rows", X.shape[0]):
+        component = numpyro.sample("component", dist.Categorical(weights))
+        centre = X[:, :1] + loc[component]
+        numpyro.sample("Y", dist.MultivariateNormal(centre, scale_tril=chol), obs=Y)
+
+
+def membership_multivariate_summed(X, Y):
+    weights, loc = _weights_and_locations(2)
+    chol = numpyro.sample("chol", dist.LKJCholesky(2, 1.0))
+    by_component = dist.MultivariateNormal(X[:, None, :1] + loc, scale_tril=chol).log_prob(Y[:, None])
+    _sum_out(jnp.log(weights) + by_component)
+
+
+def _rates_of_error(X):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    false_positive = numpyro.sample("false_positive", dist.Beta(1, 5))
+    false_negative = numpyro.sample("false_negative", dist.Beta(1, 5))
+    return X @ b, false_positive, false_negative
+
+
+def mislabelled(X, y):
+    logits, false_positive, false_negative = _rates_of_error(X)
+    with numpyro.plate("rows", X.shape[0]):
+        truth = numpyro.sample("truth", dist.Bernoulli(logits=logits))
+        numpyro.sample("y", dist.Bernoulli(jnp.where(truth == 1, 1 - false_negative, false_positive)), obs=y)
+
+
+def mislabelled_summed(X, y):
+    logits, false_positive, false_negative = _rates_of_error(X)
+    p = jax.nn.sigmoid(logits)
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(p * (1 - false_negative) + (1 - p) * false_positive), obs=y)
+
+
+def latent_zeros(X, y):
+    """Zero inflation: some terms of the sums are zero, so their logarithms are not finite."""
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]))
+    gate = numpyro.sample("gate", dist.Uniform(0, 1))
+    with numpyro.plate("rows", X.shape[0]):
+        structural = numpyro.sample("structural", dist.Bernoulli(gate))
+        with mask(mask=structural == 0):
+            numpyro.sample("y", dist.Poisson(jnp.exp(X @ b)), obs=y)
+        with mask(mask=structural == 1):
+            numpyro.factor("zero", jnp.where(y == 0, 0.0, -jnp.inf))
+
+
+def _two_levels():
+    top = numpyro.sample("top", dist.Dirichlet(jnp.ones(2)))
+    sub = numpyro.sample("sub", dist.Dirichlet(jnp.ones(3)).expand([2]).to_event(1))
+    loc = numpyro.sample("loc", dist.Normal(0, 2).expand([2, 3]).to_event(2))
+    return top, sub, loc
+
+
+def dependent_latents(y):
+    top, sub, loc = _two_levels()
+    with numpyro.plate("rows", y.shape[0]):
+        k = numpyro.sample("k", dist.Categorical(top))
+        j = numpyro.sample("j", dist.Categorical(sub[k]))
+        numpyro.sample("y", dist.Normal(loc[k, j], 1.0), obs=y)
+
+
+def dependent_latents_summed(y):
+    top, sub, loc = _two_levels()
+    prior = jnp.log(top)[:, None] + jnp.log(sub)
+    _sum_out(prior + dist.Normal(loc, 1.0).log_prob(y[:, None, None]), (-1, -2))
+
+
+def weighted_membership(y, weight, seen):
+    weights, loc = _weights_and_locations()
+    with numpyro.plate("rows", N), scale(scale=weight):
+        component = numpyro.sample("component", dist.Categorical(weights))
+        with mask(mask=seen):
+            numpyro.sample("y", dist.Normal(loc[component], 1.0), obs=y)
+
+
+def weighted_membership_summed(y, weight, seen):
+    weights, loc = _weights_and_locations()
+    by_component = jnp.where(seen[:, None], dist.Normal(loc, 1.0).log_prob(y[:, None]), 0.0)
+    _sum_out(weight[:, None] * (jnp.log(weights) + by_component))
+
+
+def repeated_measures(Y, seen):
+    """A class of each person, which all of its visits share."""
+    weights, loc = _weights_and_locations()
+    with numpyro.plate("visits", Y.shape[1], dim=-1):
+        effect = numpyro.sample("effect", dist.Normal(0, 1))
+    with numpyro.plate("rows", Y.shape[0], dim=-2):
+        component = numpyro.sample("component", dist.Categorical(weights))
+        with numpyro.plate("visits", Y.shape[1], dim=-1), mask(mask=seen):
+            numpyro.sample("Y", dist.Normal(loc[component] + effect, 1.0), obs=Y)
+
+
+def repeated_measures_summed(Y, seen):
+    weights, loc = _weights_and_locations()
+    with numpyro.plate("visits", Y.shape[1], dim=-1):
+        effect = numpyro.sample("effect", dist.Normal(0, 1))
+    by_visit = dist.Normal(loc[:, None] + effect, 1.0).log_prob(Y[:, None])
+    _sum_out(jnp.log(weights) + jnp.where(seen[:, None], by_visit, 0.0).sum(-1))
+
+
+def latent_of_each_visit(Y):
+    gate = numpyro.sample("gate", dist.Beta(1, 1))
+    loc = numpyro.sample("loc", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("rows", Y.shape[0], dim=-2), numpyro.plate("visits", Y.shape[1], dim=-1):
+        state = numpyro.sample("state", dist.Bernoulli(gate))
+        numpyro.sample("Y", dist.Normal(loc[state], 1.0), obs=Y)
+
+
+def latent_of_each_visit_summed(Y):
+    gate = numpyro.sample("gate", dist.Beta(1, 1))
+    loc = numpyro.sample("loc", dist.Normal(0, 1).expand([2]).to_event(1))
+    by_state = jnp.log(jnp.stack([1 - gate, gate])) + dist.Normal(loc, 1.0).log_prob(Y[..., None])
+    with numpyro.plate("rows", Y.shape[0]):
+        numpyro.factor("summed", logsumexp(by_state, -1).sum(-1))
+
+
+def latent_size(y):
+    """The values of the latents do not start at 0, or are counts."""
+    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    p = numpyro.sample("p", dist.Beta(1, 1))
+    with numpyro.plate("rows", y.shape[0]):
+        size = numpyro.sample("size", dist.DiscreteUniform(2, 4))
+        extra = numpyro.sample("extra", dist.Binomial(2, p))
+        numpyro.sample("y", dist.Poisson(rate * size + extra), obs=y)
+
+
+def latent_size_summed(y):
+    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    p = numpyro.sample("p", dist.Beta(1, 1))
+    extra = jnp.arange(3)
+    prior = dist.Binomial(2, p).log_prob(extra) - jnp.log(3.0)
+    by_values = dist.Poisson(rate * jnp.arange(2, 5)[:, None] + extra).log_prob(y[:, None, None])
+    _sum_out(prior + by_values, (-1, -2))
+
+
+def missing_covariate(x, seen, y):
+    """Missing values of a binary covariate are imputed, which is to sum them out."""
+    p = numpyro.sample("p", dist.Beta(1, 1))
+    slope = numpyro.sample("slope", dist.Normal(0, 1))
+    with numpyro.plate("rows", y.shape[0]):
+        complete = numpyro.sample("x", dist.Bernoulli(p), obs=x, obs_mask=seen)
+        numpyro.sample("y", dist.Normal(slope * complete, 1.0), obs=y)
+
+
+def missing_covariate_summed(x, seen, y):
+    p = numpyro.sample("p", dist.Beta(1, 1))
+    slope = numpyro.sample("slope", dist.Normal(0, 1))
+    values = jnp.arange(2)
+    terms = dist.Bernoulli(p).log_prob(values) + dist.Normal(slope * values, 1.0).log_prob(y[:, None])
+    # NumPyro's two terms are the same where the value is known, which adds log 2.
+    known = dist.Bernoulli(p).log_prob(x) + dist.Normal(slope * x, 1.0).log_prob(y) + jnp.log(2.0)
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.factor("summed", jnp.where(seen, known, logsumexp(terms, -1)))
+
+
+def _transitions():
+    start = numpyro.sample("start", dist.Dirichlet(jnp.ones(2)))
+    moves = numpyro.sample("moves", dist.Dirichlet(jnp.ones(2)).expand([2]).to_event(1))
+    loc = numpyro.sample("loc", dist.Normal(0, 2).expand([2]).to_event(1))
+    return start, moves, loc
+
+
+def short_markov_chain(Y):
+    """A hidden state per person that changes between the visits."""
+    start, moves, loc = _transitions()
+    with numpyro.plate("persons", Y.shape[0]):
+        probs = start
+        for t in range(Y.shape[1]):
+            state = numpyro.sample(f"state_{t}", dist.Categorical(probs))
+            numpyro.sample(f"y_{t}", dist.Normal(loc[state], 1.0), obs=Y[:, t])
+            probs = moves[state]
+
+
+def short_markov_chain_summed(Y):
+    start, moves, loc = _transitions()
+    emission = dist.Normal(loc, 1.0).log_prob(Y[..., None])
+    forward = jnp.log(start) + emission[:, 0]
+    for t in range(1, Y.shape[1]):
+        forward = logsumexp(forward[:, :, None] + jnp.log(moves), 1) + emission[:, t]
+    _sum_out(forward)
+
+
+def latent_class_by_group(X, y, group, num_groups):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("groups", num_groups):
+        alpha = numpyro.sample("alpha", dist.Normal(mu, tau))
+    with numpyro.plate("rows", X.shape[0]):
+        responds = numpyro.sample("responds", dist.Bernoulli(logits=alpha[group]))
+        numpyro.sample("y", dist.Normal(responds * (X @ b), 1.0), obs=y)
+
+
+def latent_class_by_group_summed(X, y, group, num_groups):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("groups", num_groups):
+        alpha = numpyro.sample("alpha", dist.Normal(mu, tau))
+    responds = jnp.arange(2)
+    prior = dist.Bernoulli(logits=alpha[group][:, None]).log_prob(responds)
+    _sum_out(prior + dist.Normal(responds * (X @ b)[:, None], 1.0).log_prob(y[:, None]))
+
+
 class Model:
     """A model that is an object with options, and is called."""
 
@@ -626,4 +879,51 @@ CASES = [
         dropped=frozenset({"eta"}),
     ),
     Case("jax_arrays", logistic, (jnp.asarray(_normal(N, 3), jnp.float32), jnp.asarray(_binary(N), jnp.int32))),
+    Case("membership", membership, (_normal(N),), summed=membership_summed),
+    Case(
+        "membership_marked",
+        membership_marked,
+        (_normal(N),),
+        dropped=frozenset({"own_loc", "largest"}),
+        summed=membership_summed,
+    ),
+    Case(
+        "membership_multivariate",
+        membership_multivariate,
+        (_normal(N, 2), _normal(N, 2)),
+        summed=membership_multivariate_summed,
+    ),
+    Case("mislabelled", mislabelled, (_normal(N, 3), _binary(N)), summed=mislabelled_summed),
+    Case("latent_zeros", latent_zeros, (_normal(N, 3), _counts(N)), summed=zero_inflated_poisson),
+    Case("dependent_latents", dependent_latents, (_normal(N),), summed=dependent_latents_summed),
+    Case(
+        "weighted_membership",
+        weighted_membership,
+        (_normal(N), _positive(N), _binary(N).astype(bool)),
+        summed=weighted_membership_summed,
+    ),
+    Case(
+        "repeated_measures",
+        repeated_measures,
+        (_normal(N, 4), _binary(N, 4).astype(bool)),
+        summed=repeated_measures_summed,
+    ),
+    Case("latent_of_each_visit", latent_of_each_visit, (_normal(N, 4),), summed=latent_of_each_visit_summed),
+    Case("latent_size", latent_size, (_counts(N),), summed=latent_size_summed),
+    Case(
+        "missing_covariate",
+        missing_covariate,
+        (_binary(N), _binary(N).astype(bool), _normal(N)),
+        dropped=frozenset({"x"}),
+        summed=missing_covariate_summed,
+    ),
+    Case("short_markov_chain", short_markov_chain, (_normal(N, 4),), summed=short_markov_chain_summed),
+    Case(
+        "latent_class_by_group",
+        latent_class_by_group,
+        (_normal(N, 3), _normal(N), _groups(4, N), 4),
+        summed=latent_class_by_group_summed,
+    ),
 ]
+
+BY_NAME = {case.name: case for case in CASES}
