@@ -21,8 +21,8 @@ import pytest
 
 import numpyro_dp.kernels.base
 import numpyro_dp.kernels.target
-from numpyro_dp import DPHMC, MCMC, DPPenalty, to_arviz
-from numpyro_dp.clipping import ClippedSum
+from numpyro_dp import DPHMC, DPSGHMC, DPSGNHT, MCMC, DPBarker, DPPenalty, FixedBatches, to_arviz
+from numpyro_dp.clipping import ClippedMoments, ClippedSum
 from numpyro_dp.kernels.target import Draw
 from numpyro_dp.noise import GridNoise
 
@@ -51,6 +51,11 @@ KERNELS = {
     "hmc": lambda **options: DPHMC(model, eps=3.0, num_steps=2, **options),
     "hmc_reuse": lambda **options: DPHMC(model, eps=3.0, num_steps=2, leapfrog="reuse", **options),
     "penalty": lambda **options: DPPenalty(model, eps=3.0, guided=True, **options),
+    "penalty_poisson": lambda **options: DPPenalty(model, eps=3.0, batch_size=10, **options),
+    "penalty_fixed": lambda **options: DPPenalty(model, eps=3.0, batch_size=FixedBatches(10), **options),
+    "barker": lambda **options: DPBarker(model, eps=3.0, **options),
+    "sghmc": lambda **options: DPSGHMC(model, eps=3.0, num_steps=2, batch_size=10, **options),
+    "sgnht": lambda **options: DPSGNHT(model, eps=3.0, **options),
 }
 
 
@@ -62,7 +67,12 @@ def constant_sums(monkeypatch):
         shape = jax.eval_shape(per_row, tuple(row[:1] for row in rows)).shape
         return ClippedSum(jnp.zeros(shape, jnp.int32), jnp.full(shape, 17, jnp.int32), jnp.asarray(bound, jnp.float32))
 
+    def constant_moments(per_row, rows, bound):
+        bound = jnp.asarray(bound, jnp.float32)
+        return ClippedMoments(jnp.asarray(17.0), jnp.asarray(1700.0), rows[0].shape[0], bound)
+
     monkeypatch.setattr(numpyro_dp.kernels.target, "clipped_sum", constant)
+    monkeypatch.setattr(numpyro_dp.kernels.target, "clipped_moments", constant_moments)
 
 
 def run(make, table, *, stock, chain_method, progress_bar=False):
@@ -122,8 +132,20 @@ def assert_same(first, second, path=""):
             np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=path)
 
 
-@pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS.keys())
-@pytest.mark.parametrize("chain_method", ["sequential", "vectorized", "parallel"])
+EVERYDAY = [
+    *((name, "vectorized") for name in KERNELS),
+    *((name, method) for name in ("hmc", "sghmc") for method in ("sequential", "parallel")),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "chain_method"),
+    [
+        pytest.param(make, method, id=f"{name}-{method}", marks=() if (name, method) in EVERYDAY else pytest.mark.slow)
+        for name, make in KERNELS.items()
+        for method in ("sequential", "vectorized", "parallel")
+    ],
+)
 def test_everything_released_is_the_same_for_any_table(make, chain_method, constant_sums):
     first, second = (run(make, table, stock=False, chain_method=chain_method)[0] for table in tables())
     assert_same(first, second)
@@ -131,7 +153,7 @@ def test_everything_released_is_the_same_for_any_table(make, chain_method, const
     assert set(first["from_numpyro"]) <= {"posterior", "sample_stats"}
 
 
-@pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS.keys())
+@pytest.mark.parametrize("make", [KERNELS[k] for k in ("hmc", "penalty_poisson")], ids=["hmc", "penalty_poisson"])
 def test_also_in_the_stock_mcmc(make, constant_sums):
     first, second = (run(make, table, stock=True, chain_method="vectorized")[0] for table in tables())
     assert_same(first, second)

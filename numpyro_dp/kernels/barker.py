@@ -23,8 +23,8 @@ close to logistic (none is exactly; see `numpyro_dp.kernels.barker_correction` f
 neither, and at equal privacy it can afford rows twice as large as the paper's with C = 2.
 
 On a batch the estimate ``lambda_b = (omega n / b) sum r_i`` has a variance ``v_b`` of its own, which is brought to C in
-total. Rows are clipped to ``c = kappa sqrt(b) / (omega n)``, where ``kappa^2 < C`` follows from the budget, so that
-``v_b <= kappa^2``. It rests on the estimate being normal.
+total. Rows are clipped to ``c = kappa sqrt(b) / (omega n)``, where kappa follows from the budget (but is at most
+``0.9 sqrt(C)``), so that ``v_b <= kappa^2 < C``. It rests on the estimate being normal.
 """
 
 import math
@@ -44,7 +44,6 @@ from numpyro_dp.kernels.barker_correction import (
 from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Transition
 from numpyro_dp.kernels.penalty import moving_components, random_walk_jump
 from numpyro_dp.kernels.target import Draw, Grant, PrivateTarget
-from numpyro_dp.ledger import Plan
 from numpyro_dp.mechanisms import BarkerBatch, LogisticBit, Mechanism
 from numpyro_dp.subsampling import AllRows, Batches, FixedBatches
 
@@ -52,6 +51,10 @@ CORRECTIONS: dict[str, Callable[[float], Correction | ExponentialCorrection]] = 
     "exponential": exponential_correction,
     "logistic": logistic_correction,
 }
+
+
+LARGEST_BATCH_SHARE = 0.9
+"""How much of the test's standard deviation a batch may bring at most."""
 
 
 class DPBarker(DPKernel):
@@ -134,19 +137,13 @@ class DPBarker(DPKernel):
         self, kind: str, noise_multiplier: float, num_rows: int, num_iterations: int
     ) -> tuple[Mechanism, ...]:
         if isinstance(self._batches, FixedBatches):
-            return (BarkerBatch(noise_multiplier, self._batches.batch_size, num_rows, self._variance),)
+            # A budget that would allow the batch itself more than the total variance is not used up.
+            least = 1 / (LARGEST_BATCH_SHARE * math.sqrt(self._variance)) if noise_multiplier else 0.0
+            size = self._batches.batch_size
+            return (BarkerBatch(max(noise_multiplier, least), size, num_rows, self._variance),)
         if self._variance is None:
             return (LogisticBit(noise_multiplier),)
         return super()._mechanisms(kind, noise_multiplier, num_rows, num_iterations)
-
-    def _check_plan(self, plan: Plan, num_rows: int) -> None:
-        if self._batched and plan.private:
-            kappa = 1 / plan.kinds["ratio"].mechanisms[0].noise_multiplier
-            if kappa**2 >= self._variance:
-                raise ValueError(
-                    f"the budget allows a batch to have a variance of up to {kappa**2:.3g}, which is not below "
-                    f"variance={self._variance:g}, the total: give a smaller eps, more iterations or a larger variance"
-                )
 
     def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"ratio": (1,)}
