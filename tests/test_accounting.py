@@ -350,6 +350,21 @@ def test_published_iterations_of_the_minibatch_penalty(multiplier2, batch, rows,
         assert composed_eps([(mechanism, more)], delta, REPLACE, accountant) > 4, accountant
 
 
+@pytest.mark.parametrize(
+    ("noise", "eps", "fixed", "replace", "add_or_remove"),
+    [(2.3570, 4, 4176, 9712, 35_200), (4.5644, 4, 24_832, 36_480, 141_824), (2.3570, 15, 39_808, 91_776, 335_360)],
+)
+def test_iterations_of_the_published_gradient_samplers(noise, eps, fixed, replace, add_or_remove):
+    """What the runs of Räisä et al.'s Langevin and thermostat samplers could have afforded, by their true batches."""
+    for mechanism, relation, count in (
+        (FixedBatchGaussian(noise / 2, 1000, 10**5), REPLACE, fixed),
+        (PoissonGaussian(noise / 2, 0.01), REPLACE, replace),
+        (PoissonGaussian(noise, 0.01), ADD_REMOVE, add_or_remove),
+    ):
+        assert composed_eps([(mechanism, math.floor(0.994 * count))], 1e-6, relation) <= eps
+        assert composed_eps([(mechanism, math.ceil(1.006 * count))], 1e-6, relation) > eps
+
+
 # A wrong relation or half the noise moves each of these figures by far more than the tolerances above.
 
 
