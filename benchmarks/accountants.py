@@ -4,7 +4,7 @@ Prints a table for every kind of release, and draws Figure 6.2 of Räisä's thes
 Table 6.3 with Figure 6.8 of Lode's (privacy of the friction sampler) beside the published numbers.
 
     python benchmarks/accountants.py
-    python benchmarks/accountants.py --quick --output /tmp/pictures
+    python benchmarks/accountants.py --quick --output pictures
 """
 
 import argparse
