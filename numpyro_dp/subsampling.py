@@ -33,7 +33,7 @@ from numpyro_dp.mechanisms import (
     TruncatedPoissonGaussian,
 )
 
-OVERFLOW = 1e-25
+OVERFLOW = 1e-40
 """Probability that a Poisson batch does not fit its buffer. Accounted for: it is added to delta."""
 
 

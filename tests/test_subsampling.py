@@ -60,7 +60,7 @@ def test_the_buffer_overflows_as_rarely_as_is_accounted_for(num_rows):
     batches = PoissonBatches(rate=min(1.0, 100 / num_rows) * 0.9)
     capacity = batches.capacity(num_rows)
     assert stats.binom.sf(capacity, num_rows, batches.rate) <= OVERFLOW
-    assert capacity <= min(num_rows, 90 + 12 * np.sqrt(90) + 30)
+    assert capacity <= min(num_rows, 90 + 16 * np.sqrt(90) + 40)
 
 
 def test_batches_may_be_empty():
