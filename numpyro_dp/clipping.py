@@ -68,12 +68,12 @@ def sensitivity_steps(neighboring_relation: str) -> int:
 class OwnerIndex(NamedTuple):
     """Whose row each one is; public.
 
-    :ivar index: owner number of each row.
-    :ivar count: how many owners there are.
+    :ivar of_row: owner number of each row.
+    :ivar num_owners: how many owners there are.
     """
 
-    index: jax.Array
-    count: int
+    of_row: np.ndarray | jax.Array
+    num_owners: int
 
 
 def clipped_sum(
@@ -94,7 +94,7 @@ def clipped_sum(
     :param owners: one sum for each owner, on a leading axis, instead of one in all.
     """
     num_rows = rows[0].shape[0]
-    size = num_rows if size is None else size
+    counted_rows = num_rows if size is None else size
     result = jax.eval_shape(per_row, tuple(row[:1] for row in rows))
     dtype = jnp.promote_types(result.dtype, jnp.float32)  # the grid is too fine for 16-bit floats
     clip: bool = not (isinstance(bound, float) and math.isinf(bound))
@@ -107,7 +107,7 @@ def clipped_sum(
         # could differ by rounding, and the clip would be that of another vector. It is also faster.
         values = lax.optimization_barrier(values.astype(dtype))
         position = start + jnp.arange(chunk)
-        counts = _align((position >= counted) & (position < size), values)
+        counts = _align((position >= counted) & (position < counted_rows), values)
         if not clip:
             return (_sum_values(jnp.where(counts, values, 0), start),)
         steps = (_scalar_steps if values.ndim == 1 else _vector_steps)(values, bound)
@@ -116,11 +116,11 @@ def clipped_sum(
     def _owners_of(start: jax.Array) -> OwnerIndex | None:
         if owners is None:
             return None
-        return OwnerIndex(lax.dynamic_slice_in_dim(jnp.asarray(owners.index), start, chunk), owners.count)
+        return OwnerIndex(lax.dynamic_slice_in_dim(jnp.asarray(owners.of_row), start, chunk), owners.num_owners)
 
     def _sum_values(values: jax.Array, start: jax.Array) -> jax.Array:
         whose = _owners_of(start)
-        return jnp.sum(values, 0) if whose is None else jax.ops.segment_sum(values, whose.index, whose.count)
+        return jnp.sum(values, 0) if whose is None else jax.ops.segment_sum(values, whose.of_row, whose.num_owners)
 
     def add_chunk(k: jax.Array, total: tuple) -> tuple:
         counted = k * chunk
@@ -131,7 +131,7 @@ def clipped_sum(
         lo = total[1] + part[1]
         return total[0] + part[0] + (lo >> 24), lo & (_LIMB - 1)
 
-    shape = result.shape if owners is None else (owners.count, *result.shape)
+    shape = result.shape if owners is None else (owners.num_owners, *result.shape)
     zero = jnp.zeros(shape, jnp.int32 if clip else dtype)
     total = lax.fori_loop(0, -(-num_rows // chunk), add_chunk, (zero,) if not clip else (zero, zero))
     if not clip:
@@ -237,8 +237,8 @@ def _vector_steps(values: jax.Array, bound: jax.Array | float) -> jax.Array:
 def _sum_steps(steps: jax.Array, owners: OwnerIndex | None = None) -> tuple[jax.Array, jax.Array]:
     """Exact sum over the leading axis (at most 2**17 rows of at most `GRID` steps), in int32 throughout."""
     if owners is not None:
-        high = jax.ops.segment_sum(steps >> 12, owners.index, owners.count)
-        return _normalize(high, jax.ops.segment_sum(steps & 4095, owners.index, owners.count))
+        high = jax.ops.segment_sum(steps >> 12, owners.of_row, owners.num_owners)
+        return _normalize(high, jax.ops.segment_sum(steps & 4095, owners.of_row, owners.num_owners))
     blocks = -(-steps.shape[0] // _BLOCK)
     padding = [(0, blocks * _BLOCK - steps.shape[0])] + [(0, 0)] * (steps.ndim - 1)
     in_blocks = jnp.sum(jnp.pad(steps, padding).reshape(blocks, _BLOCK, *steps.shape[1:]), 1, jnp.int32)

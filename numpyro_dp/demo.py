@@ -301,7 +301,7 @@ def answer(mcmc: MCMC) -> str:
 
 def total_cost(reports: Sequence[PrivacyReport]) -> str:
     """What the runs cost, each and together; they saw the same table, so that their costs add up (in rho)."""
-    delta, rho = reports[0].delta, sum(report.rho for report in reports)
+    delta, rho = reports[0].delta, sum(report.rho or 0.0 for report in reports)
     lines = [f"{report.kernel:<12} eps = {report.eps:g} (rho {report.rho:.4g})" for report in reports]
     lines += [
         f"{'together':<12} eps = {gaussian_eps(delta, rho):.4g} (rho {rho:.4g}): one table, so rho adds up",

@@ -63,12 +63,12 @@ class Releases(NamedTuple):
 class Request(NamedTuple):
     """What one iteration asks for.
 
-    :ivar count: how many releases will be made.
-    :ivar shape: shape of the noise, ``(at least count, ...)``.
+    :ivar number: how many releases will be made.
+    :ivar shape: shape of the noise, ``(at least number, ...)``.
     :ivar batches: how rows are drawn, for each entry of the leading axis of `shape`.
     """
 
-    count: int
+    number: int
     shape: tuple[int, ...]
     batches: Batches = ALL_ROWS
 
@@ -283,11 +283,10 @@ class Ledger:
                 continue
             left = np.subtract(plan.kinds[name].counts, spent[name])
             if len(left) > 1 and start is not None:  # of each iteration's own releases
-                within = start + num_iterations <= len(left) and bool(
-                    (left[start : start + num_iterations] >= count / num_iterations).all()
-                )
+                coming = left[start : start + num_iterations]
+                within = len(coming) == num_iterations and bool((coming >= count / num_iterations).all())
             else:
-                within = left.sum() >= count
+                within = bool(left.sum() >= count)
             if not within:
                 short.append(f"{left.sum()} of {count} {name} releases")
         if short and plan.private:
@@ -310,20 +309,20 @@ class Ledger:
         :param nonce: see `NoiseSource.draw`.
         """
         for name, request in requests.items():
-            if request.count < 0:
-                raise ValueError(f"a release cannot be taken back, got a count of {request.count} for {name}")
+            if request.number < 0:
+                raise ValueError(f"a release cannot be taken back, got a count of {request.number} for {name}")
         source = self._noise
         with self._lock:
             plan = self.plan  # once something is spent it does not change
             stages = {name: plan.kinds[name].stage(iteration) for name in requests}
             within = all(
-                stage is not None and self._spent[name][stage] + requests[name].count <= plan.kinds[name].counts[stage]
+                stage is not None and self._spent[name][stage] + requests[name].number <= plan.kinds[name].counts[stage]
                 for name, stage in stages.items()
             )
             granted = not plan.private or (within and source is not None)
             if granted:  # charged before any noise exists
                 for name, request in requests.items():
-                    self._spent[name][stages[name] or 0] += request.count
+                    self._spent[name][stages[name] or 0] += request.number
             if granted and self.reproducible:
                 nonce = self._unrepeated(nonce)
             warn = not granted and not self._warned

@@ -136,7 +136,7 @@ class DPBarker(DPKernel):
     def _mechanisms(
         self, kind: str, noise_multiplier: float, num_rows: int, num_iterations: int
     ) -> tuple[Mechanism, ...]:
-        if isinstance(self._batches, FixedBatches):
+        if isinstance(self._batches, FixedBatches) and self._variance is not None:
             # A budget that would allow the batch itself more than the total variance is not used up.
             least = 1 / (LARGEST_BATCH_SHARE * math.sqrt(self._variance)) if noise_multiplier else 0.0
             size = self._batches.batch_size
@@ -235,7 +235,7 @@ class DPBarker(DPKernel):
         if self._correction is None:
             return target.log_ratio_exceeds(draw, z, z_new, bound, -public)
         correction = self._correction.sample(rng_key, (), z.dtype)
-        if self._batched:
+        if self._batched and self._variance is not None:
             return target.batch_log_ratio_exceeds(draw, z, z_new, bound, self._variance, -public - correction)
         return target.log_ratio(draw, z, z_new, bound).value + public + correction > 0
 

@@ -265,8 +265,8 @@ class DPKernel(MCMCKernel):
         params = self._initial_params(params_key, init_params, separated, model_args, model_kwargs)
         start = partial(self._initial_state, separated)
         state = (start if is_prng_key(rng_key) else jax.vmap(start))(params, *state_keys)
-        if hasattr(self._owners, "exchange"):
-            self._agree_with_other_owners(state)
+        if self._owners is not None and not isinstance(self._owners, OwnerIndex):
+            self._agree_with_other_owners(self._owners, state)
         return state
 
     def sample(self, state: DPState, model_args, model_kwargs) -> DPState:
@@ -395,7 +395,7 @@ class DPKernel(MCMCKernel):
     def _describe_owners(self, plan: Plan) -> list[str]:
         if self._owners is None:
             return []
-        count = self._owners.count if isinstance(self._owners, OwnerIndex) else self._owners.num_owners
+        count = self._owners.num_owners
         lines = [
             f"the rows belong to {count} data owners, each row to one of them. The guarantee is that of each owner's "
             "rows against the other owners, who see its noisy sums; no owner chooses its noise after seeing theirs"
@@ -442,8 +442,8 @@ class DPKernel(MCMCKernel):
             )
         n = separated.num_rows
         self._batches.check(n, self._neighboring_relation)
-        if isinstance(self._owners, OwnerIndex) and self._owners.index.shape != (n,):
-            raise ValueError(f"owners has shape {self._owners.index.shape}, but there are {n} rows")
+        if isinstance(self._owners, OwnerIndex) and self._owners.of_row.shape != (n,):
+            raise ValueError(f"owners has shape {self._owners.of_row.shape}, but there are {n} rows")
         counts = self._releases(planned, num_chains)
         common: dict[str, Any] = {
             "delta": 0.1 / n if self._delta is None else self._delta,
@@ -503,7 +503,7 @@ class DPKernel(MCMCKernel):
             owners=self._owners,
         )
 
-    def _agree_with_other_owners(self, state: DPState) -> None:
+    def _agree_with_other_owners(self, owners: Exchange, state: DPState) -> None:
         """Make sure that all owners run the same chains, before anything is exchanged."""
         if isinstance(state.i, jax.core.Tracer):
             raise ValueError(
@@ -511,11 +511,13 @@ class DPKernel(MCMCKernel):
             )
         own = ("_eps", "_delta", "_noise_multipliers", "_described")  # these may differ from owner to owner
         plan = self._ledger.plan
-        settings = [item for item in self._settings() if item[0] not in own]
-        settings += [plan.num_iterations, plan.num_chains, plan.neighboring_relation, type(self).__name__]
+        settings = (
+            [item for item in self._settings() if item[0] not in own],
+            (plan.num_iterations, plan.num_chains, plan.neighboring_relation, type(self).__name__),
+        )
         numbers = [np.asarray(leaf) for leaf in jax.tree.leaves(state._replace(rng_key=_key_data(state.rng_key)))]
-        self._owners.check(b"settings", repr(settings).encode())
-        self._owners.check(b"random key, starting point and step size", b"".join(x.tobytes() for x in numbers))
+        owners.check(b"settings", repr(settings).encode())
+        owners.check(b"random key, starting point and step size", b"".join(x.tobytes() for x in numbers))
 
     def _known_owners(self, owners: Any) -> "OwnerIndex | Exchange | None":
         if owners is None or hasattr(owners, "exchange"):
@@ -590,15 +592,15 @@ class DPKernel(MCMCKernel):
         private = ledger.plan.private
         shapes = self._noise_shapes(target.num_params)
         if isinstance(self._owners, OwnerIndex):  # each of them adds noise of its own
-            shapes = {kind: (shape[0], self._owners.count, *shape[1:]) for kind, shape in shapes.items()}
+            shapes = {kind: (shape[0], self._owners.num_owners, *shape[1:]) for kind, shape in shapes.items()}
         dtype = jnp.result_type(float)
 
         def host(counts, witness, i, *nonce):
             del witness  # was needed for tracing only
             counts = dict(zip(kinds, np.asarray(counts).tolist(), strict=True))
             requests = {kind: Request(counts[kind], shapes[kind], batches) for kind in kinds}
-            nonce = b"".join(np.asarray(part).tobytes() for part in (*nonce, i))
-            granted, drawn = ledger.grant(requests, int(i), num_rows, nonce)
+            nonce_bytes = b"".join(np.asarray(part).tobytes() for part in (*nonce, i))
+            granted, drawn = ledger.grant(requests, int(i), num_rows, nonce_bytes)
             return np.bool_(granted), {kind: _for_device(drawn[kind], dtype) for kind in kinds}
 
         expected = {kind: _for_device_shape(shapes[kind], private, batches, num_rows, dtype) for kind in kinds}

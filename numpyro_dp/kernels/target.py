@@ -210,7 +210,8 @@ class PrivateTarget:
             values = family.statistic(row)
             return jnp.append(values, jnp.asarray(family.bound, values.dtype)) if counted else values
 
-        bound = family.bound * (math.sqrt(2) if counted else 1)
+        # A little room: the clip rounds down, and a row may lie on the bound.
+        bound = family.bound * (1 + 1e-4) * (math.sqrt(2) if counted else 1)
         with nullcontext() if self._traced else jax.ensure_compile_time_eval():
             self._statistics = self._sum(None, statistic, bound, family.size)
 
@@ -250,7 +251,7 @@ class PrivateTarget:
         multiplier = draw.noise_multiplier
         if isinstance(self._owners, OwnerIndex):  # each owner has added its own noise
             hi, lo = add_up(hi, lo)
-            multiplier = multiplier * math.sqrt(self._owners.count)
+            multiplier = multiplier * math.sqrt(self._owners.num_owners)
         elif self._owners is not None:
             hi, lo, multiplier = _add_up_with_others(self._owners, draw, hi, lo)
         scale = noise_scale(total.bound, multiplier, self._relation).astype(total.bound.dtype)
