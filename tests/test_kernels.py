@@ -103,11 +103,11 @@ def kernels(names):
 every_kernel, few_kernels, every_kind = kernels(KERNELS), kernels(FEW), kernels(KINDS)
 
 
-def run(kernel, *, stock=False, seed=0, key=jax.random.key, fields=("i", "noise_scale"), table=X, **options):
+def run(kernel, *, stock=False, seed=0, key=jax.random.key, fields=("i", "noise_scale"), table=(X, Y), **options):
     options = {"num_warmup": 4, "num_samples": 6, "num_chains": 2, "chain_method": "vectorized"} | options
     options.setdefault("progress_bar", False)
     mcmc = (numpyro.infer.MCMC if stock else MCMC)(kernel, **options)
-    mcmc.run(key(seed), table, y=Y, extra_fields=fields)
+    mcmc.run(key(seed), table[0], y=table[1], extra_fields=fields)
     return mcmc
 
 
@@ -137,7 +137,7 @@ def test_runs_and_moves(make):
 def check_run(make, precision):
     """It moves, and the committed guarantee is the budget, to the last release."""
     # JAX keeps the constants of compiled functions by array, in the precision of the time: a copy of the table.
-    mcmc = run(make(eps=50.0, step_size=0.05), num_warmup=10, num_samples=20, table=X.copy())
+    mcmc = run(make(eps=50.0, step_size=0.05), num_warmup=10, num_samples=20, table=(X.copy(), Y.copy()))
     samples = mcmc.get_samples(group_by_chain=True)
     assert samples["b"].shape == (2, 20, D)
     assert samples["b"].dtype == jnp.dtype(precision)

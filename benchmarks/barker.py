@@ -1,0 +1,102 @@
+"""Which form of Barker's test is worth its privacy?
+
+Every form of DPBarker and DPPenalty at the same eps and number of iterations, on a logistic regression whose exact
+posterior NUTS gives: what one iteration costs, how far a row may move the log ratio, how often the chain accepts, how
+well it mixes and how far off it ends. All chains start at the posterior's mean, so that only mixing is compared; the
+batch forms sample a tempered posterior (n0), with a reference of their own. The errors of the corrections themselves
+are in `benchmarks/barker_corrections.py`.
+
+    python benchmarks/barker.py --eps 8 --iterations 4000
+"""
+
+import argparse
+
+import arviz
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import numpyro.infer
+
+from numpyro_dp import MCMC, DPBarker, DPPenalty, FixedBatches
+
+ROWS, COLUMNS, N0, BATCH = 10_000, 3, 200, 1000
+
+
+def model(X, y=None):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([COLUMNS]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ b), obs=y)
+
+
+def kernels(eps):
+    common = {"eps": eps, "clip_ratio": float(np.sqrt(COLUMNS))}
+    tempered = common | {"n0": N0}
+    return {
+        "DPPenalty": (DPPenalty(model, **common), 1.0),
+        "Barker, exact logistic bit (default)": (DPBarker(model, **common), 1.0),
+        "Barker, variance 1, exponential": (DPBarker(model, variance=1.0, **common), 1.0),
+        "Barker, variance 1, logistic": (DPBarker(model, variance=1.0, correction="logistic", **common), 1.0),
+        "Barker, variance 2, exponential": (DPBarker(model, variance=2.0, **common), 1.0),
+        "Barker, variance 2, logistic (paper)": (DPBarker(model, variance=2.0, correction="logistic", **common), 1.0),
+        "DPPenalty, tempered": (DPPenalty(model, **tempered), N0 / ROWS),
+        f"DPPenalty, Poisson batch {BATCH}": (DPPenalty(model, batch_size=BATCH, **tempered), N0 / ROWS),
+        f"DPPenalty, fixed batch {BATCH}": (DPPenalty(model, batch_size=FixedBatches(BATCH), **tempered), N0 / ROWS),
+        f"Barker, batch {BATCH}, exponential": (DPBarker(model, batch_size=BATCH, **tempered), N0 / ROWS),
+        f"Barker, batch {BATCH}, logistic (paper)": (
+            DPBarker(model, batch_size=BATCH, correction="logistic", **tempered),
+            N0 / ROWS,
+        ),
+    }
+
+
+def reference(power, X, y):
+    mcmc = numpyro.infer.MCMC(numpyro.infer.NUTS(_tempered(power)), num_warmup=500, num_samples=4000, progress_bar=False)
+    mcmc.run(jax.random.key(1), X, y=y)
+    draws = np.asarray(mcmc.get_samples()["b"])
+    return draws.mean(0), draws.std(0)
+
+
+def _tempered(power):
+    def tempered(X, y=None):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([COLUMNS]).to_event(1))
+        with numpyro.plate("rows", X.shape[0]), numpyro.handlers.scale(scale=power):
+            numpyro.sample("y", dist.Bernoulli(logits=X @ b), obs=y)
+
+    return tempered
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--eps", type=float, default=8.0)
+    parser.add_argument("--iterations", type=int, default=4000)
+    options = parser.parse_args()
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (ROWS, COLUMNS))
+    y = (rng.random(ROWS) < 1 / (1 + np.exp(-X @ np.array([1.0, -0.5, 0.3])))).astype(int)
+    exact = {power: reference(power, X, y) for power in (1.0, N0 / ROWS)}
+    print(f"eps {options.eps:g} for {options.iterations} iterations, {ROWS} rows, tempered: n0 = {N0}")
+    print("| kernel | noise multiplier | accepted | jump / sd | ESS | largest shift / sd | sd ratios |")
+    print("|---|---|---|---|---|---|---|")
+    for name, (kernel, power) in kernels(options.eps).items():
+        mean, sd = exact[power]
+        warmup = options.iterations // 4
+        mcmc = MCMC(kernel, num_warmup=warmup, num_samples=options.iterations - warmup, progress_bar=False)
+        mcmc.run(jax.random.key(0), X, y=y, init_params={"b": jnp.asarray(mean)})
+        draws = np.asarray(mcmc.get_samples()["b"], float)
+        accepted = np.asarray(mcmc.get_extra_fields()["accepted"])
+        jumps = np.abs(np.diff(draws, axis=0)[accepted[1:]] / sd).mean()
+        ess = min(float(arviz.ess(draws[None, :, k].copy())) for k in range(COLUMNS))
+        shift = np.abs((draws.mean(0) - mean) / sd).max()
+        ratio = draws.std(0) / sd
+        multiplier = mcmc.privacy.releases["ratio"]["noise_multiplier"]
+        print(
+            f"| {name} | {multiplier:.2f} | {accepted.mean():.2f} | {jumps:.2f} | {ess:.0f} | {shift:.2f} | "
+            f"{ratio.min():.2f} to {ratio.max():.2f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
