@@ -25,7 +25,6 @@ class PrivacyReport:
     :ivar kinds: for each kind of release, its mechanisms and how many of them were planned.
     :ivar made: how many releases were made.
     :ivar clips: for each kind, how rows were clipped.
-    :ivar batches: how the rows of a release were drawn.
     :ivar public_arguments: arguments of the model that were treated as public knowledge.
     :ivar private_arguments: arguments whose rows are protected.
     :ivar dropped_sites: deterministic sites left out of the samples, with the reason.
@@ -43,7 +42,6 @@ class PrivacyReport:
     kinds: Mapping[str, Releases]
     made: Mapping[str, tuple[int, ...]]
     clips: Mapping[str, str]
-    batches: str
     public_arguments: tuple[str, ...]
     private_arguments: tuple[str, ...]
     dropped_sites: Mapping[str, str]
@@ -62,6 +60,7 @@ class PrivacyReport:
             name: {
                 "mechanism": kind.mechanisms[0].describe(),
                 "noise_multiplier": min(mechanism.noise_multiplier for mechanism in kind.mechanisms),
+                "largest_noise_multiplier": max(mechanism.noise_multiplier for mechanism in kind.mechanisms),
                 "planned": sum(kind.counts),
                 "made": sum(self.made[name]),
                 "clip": self.clips[name],
@@ -145,7 +144,7 @@ class PrivacyReport:
             return f"NOT PRIVATE: {'too little noise for a finite eps' if noisy else 'run without noise'} (eps = inf)"
         relation = {"replace_one": "replacing one", "add_or_remove_one": "adding or removing one"}
         return (
-            f"({_round_up(self.eps, 6)}, {_round_up(self.delta, 3)})-differentially private with respect to "
+            f"({round_up(self.eps, 6)}, {round_up(self.delta, 3)})-differentially private with respect to "
             f"{relation[self.neighboring_relation]} {self.unit}"
         )
 
@@ -165,7 +164,7 @@ class PrivacyReport:
         for kind, release in self.releases.items():
             lines.append(
                 f"  {kind:<12} {release['made']} of {release['planned']} releases ({release['mechanism']}), "
-                f"noise multiplier {release['noise_multiplier']:.6g}, {release['clip']}"
+                f"noise multiplier {_range(release)}, {release['clip']}"
             )
         lines += [
             f"  private      {', '.join(self.private_arguments)}",
@@ -178,10 +177,15 @@ class PrivacyReport:
         return "\n".join(textwrap.fill(line, 110, subsequent_indent=" " * 15) for line in lines)
 
 
-def _round_up(value: float, digits: int) -> str:
+def round_up(value: float, digits: int) -> str:
     """`value` to so many significant digits, never below it."""
     up = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
     return f"{float(up.create_decimal(repr(value))):.{digits}g}"
+
+
+def _range(release: Mapping[str, Any]) -> str:
+    smallest, largest = (f"{release[name]:.6g}" for name in ("noise_multiplier", "largest_noise_multiplier"))
+    return smallest if smallest == largest else f"{smallest} to {largest}"
 
 
 def _plain(value: Any) -> Any:

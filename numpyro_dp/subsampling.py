@@ -58,9 +58,6 @@ class AllRows:
     def mechanism(self, noise_multiplier: float, num_rows: int) -> Mechanism:
         return Gaussian(noise_multiplier)
 
-    def describe(self) -> str:
-        return "all rows"
-
 
 @dataclasses.dataclass(frozen=True)
 class PoissonBatches:
@@ -132,10 +129,6 @@ class PoissonBatches:
         size = min(int(generator.binomial(num_rows, self.probability(num_rows))), self.capacity(num_rows))
         return _distinct(generator, num_rows, size, self.capacity(num_rows)), size
 
-    def describe(self) -> str:
-        drawn = f"{self.batch_size:g} rows on average" if self.rate is None else f"rows with probability {self.rate:g}"
-        return f"Poisson batches of {drawn}" + (f", at most {self.max_batch_size}" if self.max_batch_size else "")
-
 
 @dataclasses.dataclass(frozen=True)
 class FixedBatches:
@@ -174,9 +167,6 @@ class FixedBatches:
     def draw(self, generator: np.random.Generator, num_rows: int) -> tuple[np.ndarray, int]:
         """Indices, and how many of them count: all."""
         return _distinct(generator, num_rows, self.batch_size, self.batch_size), self.batch_size
-
-    def describe(self) -> str:
-        return f"batches of {self.batch_size} rows without replacement"
 
 
 ALL_ROWS = AllRows()

@@ -11,6 +11,23 @@ os.environ.pop("CI", None)
 import jax
 import pytest
 
+_separated: dict = {}
+
+
+@pytest.fixture(autouse=True)
+def _models_are_separated_once(monkeypatch):
+    """Checking a model takes about a second: tests that run kernels on the same model share the result."""
+    from numpyro_dp.kernels import base
+
+    def separate(model, args, kwargs, row_plate, private_args):
+        key = (model, base._signature(args, kwargs), row_plate, str(private_args), jax.config.jax_enable_x64)
+        if key not in _separated:
+            _separated[key] = original(model, args, kwargs, row_plate, private_args)
+        return _separated[key]
+
+    original = base.separate
+    monkeypatch.setattr(base, "separate", separate)
+
 
 @pytest.fixture(autouse=True)
 def _progress_bar_under_xdist(monkeypatch):

@@ -16,8 +16,44 @@ import pytest
 from numpyro.infer import NUTS
 from scipy import stats
 
+import numpyro_dp.kernels.base
+import numpyro_dp.kernels.exponential_family
 import numpyro_dp.kernels.target
-from numpyro_dp import DPHMC, MCMC, DPPenalty
+from numpyro_dp import (
+    DPHMC,
+    DPSGHMC,
+    DPSGLD,
+    DPSGNHT,
+    MCMC,
+    DPBarker,
+    DPExponentialFamily,
+    DPPenalty,
+    FixedBatches,
+    PoissonBatches,
+)
+from numpyro_dp.families import BoundFamily
+from numpyro_dp.kernels.barker_correction import Correction, ExponentialCorrection
+from numpyro_dp.kernels.target import Draw, PrivateTarget, Released
+from numpyro_dp.noise import GridNoise
+
+
+@pytest.fixture
+def fast_callbacks(monkeypatch):
+    """One callback an iteration instead of one a chain, which is ten times as fast; the ledger is asked all the same."""
+
+    def callback(host, shapes, *args):
+        def all_chains(*args):
+            args = [np.asarray(arg) for arg in args]
+            if args[2].ndim == 0:  # the iteration, of a single chain
+                return host(*args)
+            return jax.tree.map(
+                lambda *parts: np.stack(parts), *(host(*of_chain) for of_chain in zip(*args, strict=True))
+            )
+
+        return jax.pure_callback(all_chains, shapes, *args, vmap_method="broadcast_all")
+
+    monkeypatch.setattr(numpyro_dp.kernels.base, "io_callback", callback)
+
 
 # -- Invariance under noise --------------------------------------------------------------------------------------------
 
@@ -26,8 +62,15 @@ _rng = np.random.default_rng(0)
 SCALE = np.array([1.0, 3.0])
 Y = np.array([0.4, -1.0]) + SCALE * _rng.normal(size=(N, 2))
 PRIOR_SD = 1.0
-POSTERIOR_SD = 1 / np.sqrt(1 / PRIOR_SD**2 + N / SCALE**2)
-POSTERIOR_MEAN = POSTERIOR_SD**2 * Y.sum(0) / SCALE**2
+
+
+def posterior(power=1.0):
+    """Mean and standard deviation of the posterior, tempered."""
+    sd = 1 / np.sqrt(1 / PRIOR_SD**2 + power * N / SCALE**2)
+    return sd**2 * power * Y.sum(0) / SCALE**2, sd
+
+
+POSTERIOR_MEAN, POSTERIOR_SD = posterior()
 
 
 def conjugate(Y):
@@ -36,13 +79,14 @@ def conjugate(Y):
         numpyro.sample("Y", dist.Normal(mu, SCALE).to_event(1), obs=Y)
 
 
-def z_scores(kernel, seed=0):
+def z_scores(kernel, seed=0, power=1.0):
     """|z| of means, variances and of the covariance of the final points, and the acceptance rate.
 
     Row ratios are below 20 per unit of distance here, and gradients below 10 except for a few: nothing is clipped in
     the ratios, and the noise in the log ratio is of order 1.
     """
-    start = POSTERIOR_MEAN + POSTERIOR_SD * np.random.default_rng(seed).normal(size=(CHAINS, 2))
+    mean, sd = posterior(power)
+    start = mean + sd * np.random.default_rng(seed).normal(size=(CHAINS, 2))
     state = kernel.init(
         jax.random.split(jax.random.key(seed), CHAINS), 0, {"mu": jnp.asarray(start, jnp.float32)}, (Y,), {}
     )
@@ -52,7 +96,7 @@ def z_scores(kernel, seed=0):
         state = step(state)
         accepted.append(float(state.accepted.mean()))
         noise.append(float(jnp.median(state.noise_scale)))
-    standard = (np.asarray(state.z["mu"], float) - POSTERIOR_MEAN) / POSTERIOR_SD
+    standard = (np.asarray(state.z["mu"], float) - mean) / sd
     z = [
         *(standard.mean(0) * np.sqrt(CHAINS)),
         *((standard.var(0) - 1) * np.sqrt(CHAINS / 2)),
@@ -66,6 +110,12 @@ COMMON = {"num_iterations": ITERATIONS, "num_chains": CHAINS, "adapt_step_size":
 MASS = {"inverse_mass_matrix": POSTERIOR_SD**2}
 HMC = {**COMMON, **MASS, "clip_ratio": 20.0, "step_size": 0.5, "num_steps": 3}
 WALK = {**COMMON, "clip_ratio": 20.0, "step_size": 1.0}
+BARKER = {**COMMON, **MASS, "clip_ratio": 6.0, "step_size": 1.0}
+STATISTICS = {k: v for k, v in {**COMMON, **MASS}.items() if k != "noise_multiplier_ratio"} | {
+    "bounds": (np.array([-4.0, -12.0]), np.array([5.0, 10.0])),  # around all rows
+    "step_size": 1.0,
+    "noise_multiplier_statistics": 0.3,
+}
 DENSE = np.diag(POSTERIOR_SD**2) + 0.3 * POSTERIOR_SD.prod() * (1 - np.eye(2))
 INVARIANT = {
     "walk": lambda: DPPenalty(conjugate, **WALK, **MASS),
@@ -85,10 +135,28 @@ INVARIANT = {
         clip_grad=10.0,
         noise_multiplier_grad=0.2,
     ),
+    "penalty_owners": lambda: DPPenalty(conjugate, **WALK, **MASS, owners=np.arange(N) % 3),
+    "hmc_owners": lambda: DPHMC(conjugate, **HMC, clip_grad=10.0, noise_multiplier_grad=0.2, owners=np.arange(N) % 3),
+    "barker": lambda: DPBarker(conjugate, **BARKER),
+    "barker_exponential": lambda: DPBarker(conjugate, **BARKER, variance=1.0, one_component=True, guided=True),
+    "barker_logistic": lambda: DPBarker(conjugate, **BARKER, variance=1.0, correction="logistic"),
+    "exponential_family": lambda: DPExponentialFamily(conjugate, **STATISTICS),
+    "exponential_family_owners": lambda: DPExponentialFamily(conjugate, **STATISTICS, owners=np.arange(N) % 3),
+    "exponential_family_counted": lambda: DPExponentialFamily(
+        conjugate, **STATISTICS, neighboring_relation="add_or_remove_one", delta=1e-3
+    ),
 }
+TEMPERED = {
+    "penalty": lambda power: DPPenalty(conjugate, **WALK, **MASS, power=power),
+    "hmc": lambda power: DPHMC(conjugate, **HMC, clip_grad=10.0, noise_multiplier_grad=0.2, power=power),
+    "barker": lambda power: DPBarker(conjugate, **BARKER, power=power),
+    "exponential_family": lambda power: DPExponentialFamily(conjugate, **STATISTICS, power=power),
+}
+QUICK = ("hmc_position", "barker", "barker_logistic", "exponential_family")
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fast_callbacks")
 @pytest.mark.parametrize("make", INVARIANT.values(), ids=INVARIANT.keys())
 def test_noise_leaves_the_exact_posterior_invariant(make):
     z, accepted, noise = z_scores(make())
@@ -97,24 +165,79 @@ def test_noise_leaves_the_exact_posterior_invariant(make):
     assert z.max() < 5, z
 
 
-@pytest.mark.parametrize("name", ["walk", "hmc_position"])
-def test_noise_leaves_the_exact_posterior_invariant_quick(name):
+@pytest.mark.parametrize("name", ["walk", *QUICK])
+def test_noise_leaves_the_exact_posterior_invariant_quick(name, request):
+    if name in QUICK:
+        request.getfixturevalue("fast_callbacks")
     z, _, noise = z_scores(INVARIANT[name](), seed=1)
     assert noise > 0.3
     assert z.max() < 5, z
 
 
+@pytest.mark.usefixtures("fast_callbacks")
 @pytest.mark.parametrize("make", [INVARIANT["walk"], INVARIANT["hmc_position"]], ids=["walk", "hmc"])
 def test_without_the_penalty_the_posterior_is_wrong(make, monkeypatch):
     """A negative control: the same test must fail when the noise is not corrected for."""
     monkeypatch.setattr(
         numpyro_dp.kernels.target, "noise_scale", lambda bound, *_: jnp.zeros_like(jnp.asarray(bound)) + 0.0
     )
-    kernel = make()
-    start = POSTERIOR_MEAN + POSTERIOR_SD * np.random.default_rng(0).normal(size=(CHAINS, 2))
-    assert kernel is not None
-    assert start.shape == (CHAINS, 2)
-    z, _, _ = z_scores(kernel)
+    z, _, _ = z_scores(make())
+    assert z.max() > 7
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fast_callbacks")
+@pytest.mark.parametrize("make", TEMPERED.values(), ids=TEMPERED.keys())
+def test_noise_leaves_the_tempered_posterior_invariant(make):
+    z, accepted, noise = z_scores(make(0.3), power=0.3)
+    assert 0.05 < accepted < 0.98
+    assert 0.3 < noise < 10
+    assert z.max() < 5, z
+    z, _, _ = z_scores(make(0.3), power=1.0)
+    assert z.max() > 7  # it is another posterior
+
+
+@pytest.mark.usefixtures("fast_callbacks")
+def test_noise_that_is_not_tempered_in_the_penalty_would_be_noticed(monkeypatch):
+    """The penalty of a tempered test is half of ``power**2 sigma**2``."""
+    log_ratio = PrivateTarget.log_ratio
+
+    def without_power(self, *args):
+        value, scale = log_ratio(self, *args)
+        return Released(value, scale / self.power)
+
+    monkeypatch.setattr(PrivateTarget, "log_ratio", without_power)
+    z, _, _ = z_scores(TEMPERED["penalty"](0.3), power=0.3)
+    assert z.max() > 7
+
+
+@pytest.mark.usefixtures("fast_callbacks")
+def test_noise_as_if_it_were_drawn_for_each_end_would_be_noticed(monkeypatch):
+    """Both ends of a jump share the noise of the statistics: its variance is not the sum of two."""
+    ends = []
+    change, accept = BoundFamily.change, numpyro_dp.kernels.exponential_family.accept_with_penalty
+
+    def remembered(self, z, z_new):
+        ends.append((self.natural_parameters(z), self.natural_parameters(z_new)))
+        return change(self, z, z_new)
+
+    def independent(key, log_ratio, scale, z_new):
+        before, after = ends[-1]
+        two = jnp.sqrt(before @ before + after @ after) / jnp.linalg.norm(after - before)
+        return accept(key, log_ratio, scale * two, z_new)
+
+    monkeypatch.setattr(BoundFamily, "change", remembered)
+    monkeypatch.setattr(numpyro_dp.kernels.exponential_family, "accept_with_penalty", independent)
+    z, _, _ = z_scores(INVARIANT["exponential_family"]())
+    assert z.max() > 7
+
+
+@pytest.mark.usefixtures("fast_callbacks")
+@pytest.mark.parametrize("name", ["barker_exponential", "barker_logistic"])
+def test_gaussian_noise_alone_would_not_be_barkers_test(name, monkeypatch):
+    for law in (Correction, ExponentialCorrection):
+        monkeypatch.setattr(law, "sample", lambda self, key, shape, dtype: jnp.zeros(shape, dtype))
+    z, _, _ = z_scores(INVARIANT[name]())
     assert z.max() > 7
 
 

@@ -29,7 +29,7 @@ from numpyro_dp.ledger import Ledger, Plan, Request, Wanted, flat_releases, plan
 from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Mechanism
 from numpyro_dp.model import SeparableModel, released_model, separate
 from numpyro_dp.noise import GridNoise, NoiseSource
-from numpyro_dp.report import PrivacyReport
+from numpyro_dp.report import PrivacyReport, round_up
 from numpyro_dp.subsampling import AllRows, Batch, Batches, as_batches
 
 DEFAULT_CLIP = 1.0
@@ -338,7 +338,6 @@ class DPKernel(MCMCKernel):
             kinds=plan.kinds,
             made=self._ledger.spent(),
             clips={kind: self._describe_clip(kind) for kind in plan.kinds},
-            batches=self._batches.describe(),
             noise=self._describe_noise(plan),
             assumptions=self._assumptions(plan),
             kernel=type(self).__name__,
@@ -406,7 +405,7 @@ class DPKernel(MCMCKernel):
                 for mechanism, made in flat_releases(plan.kinds)
             ]
             eps = composed_eps(tuple(outside), plan.delta, plan.neighboring_relation)
-            lines.append(f"against who sees only the chains, the noise of all owners counts: eps is {eps:.4g}, rounded")
+            lines.append(f"against who sees only the chains, the noise of all owners counts: eps is {round_up(eps, 4)}")
         return lines
 
     def _assumptions(self, plan: Plan) -> tuple[str, ...]:
