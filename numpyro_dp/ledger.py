@@ -134,6 +134,8 @@ def plan_for_budget(
 ) -> Plan:
     """The plan with the least noise that is ``(eps, delta)``-DP: each kind of release gets its share of the budget."""
     wanted = {name: kind for name, kind in wanted.items() if sum(kind.counts)}
+    if math.fsum(kind.share for kind in wanted.values()) > 1 + 1e-12:
+        raise ValueError(f"the shares of a budget add up to 1 at most, got {[k.share for k in wanted.values()]}")
     if eps == math.inf:
         multipliers = dict.fromkeys(wanted, 0.0)
     elif all(isinstance(m, Gaussian) for kind in wanted.values() for m in kind.mechanisms(1.0)[:2]) and not any(
@@ -256,6 +258,18 @@ class Ledger:
             raise PrivacyBudgetError(
                 "this kernel has run on other arrays before. A kernel's budget belongs to one table: make a new kernel "
                 "for other data, or pass the very same array objects to continue"
+            )
+
+    def require_size(self, num_rows: int) -> None:
+        """Check that the table has as many rows as the plan is for, where that decides the price of a batch.
+
+        :raises PrivacyBudgetError: if it has not.
+        """
+        planned = self.plan.num_rows
+        if planned is not None and num_rows != planned:
+            raise PrivacyBudgetError(
+                f"the privacy budget of this kernel is for a table of {planned} rows, and this one has {num_rows}: on "
+                "another table a batch is another share of the rows. Make a new kernel for other data"
             )
 
     def spent(self) -> dict[str, tuple[int, ...]]:

@@ -41,7 +41,7 @@ from numpyro_dp.kernels.barker_correction import (
     exponential_correction,
     logistic_correction,
 )
-from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Transition
+from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Transition, only
 from numpyro_dp.kernels.penalty import moving_components, random_walk_jump
 from numpyro_dp.kernels.target import Draw, Grant, PrivateTarget
 from numpyro_dp.mechanisms import BarkerBatch, LogisticBit, Mechanism
@@ -106,7 +106,7 @@ class DPBarker(DPKernel):
             clips={"ratio": clip_ratio},
             batch_size=FixedBatches(batch_size) if isinstance(batch_size, int) else batch_size,
             step_size=step_size,
-            **options,
+            **only(MetropolisOptions, options),
         )
         if not isinstance(self._batches, AllRows | FixedBatches):
             raise ValueError("DPBarker's batches have a fixed size: give batch_size as an integer")

@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -120,6 +120,23 @@ class MetropolisOptions(KernelOptions, total=False):
     adapt_step_size: bool
     adapt_mass_matrix: bool
     target_accept_prob: float
+
+
+Options = TypeVar("Options", bound=Mapping[str, Any])
+
+
+def only(kind: type, options: Options) -> Options:
+    """The options, all of them of a kind.
+
+    `DPKernel` has further arguments for its subclasses to set. From a user they could, for instance, have releases on
+    all rows accounted for as releases on batches.
+
+    :raises TypeError: if one of them is another argument.
+    """
+    unknown = sorted(set(options) - set(kind.__annotations__))
+    if unknown:
+        raise TypeError(f"this kernel has no argument {', '.join(unknown)}")
+    return options
 
 
 class DPKernel(MCMCKernel):
@@ -253,6 +270,7 @@ class DPKernel(MCMCKernel):
         require_correct_sums()
         separated = self._separate(model_args, model_kwargs)
         self._commit(separated)
+        self._ledger.require_size(separated.num_rows)
         batch = 1 if is_prng_key(rng_key) else rng_key.shape[0]
         self._ledger.require(self._releases(1, batch, resumed=True), 1, None, f"{batch} more iteration(s)")
         self._ledger.bind_table(_private_leaves(separated, model_args, model_kwargs))
@@ -275,6 +293,7 @@ class DPKernel(MCMCKernel):
         separated = self._separate(model_args, model_kwargs)
         if not self._ledger.committed:
             raise RuntimeError("this kernel was not initialised: call `init` first, or use it in an MCMC")
+        self._ledger.require_size(separated.num_rows)
         step = partial(self._step, separated, self._target(separated, model_args, model_kwargs))
         return jax.vmap(step)(state) if jnp.ndim(state.i) else step(state)
 

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax import random
 
 from numpyro_dp.families import BoundFamily, ExponentialFamily, family_of
-from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Transition
+from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Transition, only
 from numpyro_dp.kernels.penalty import accept_with_penalty, moving_components, random_walk_jump
 from numpyro_dp.kernels.target import Grant, PrivateTarget
 from numpyro_dp.model import SeparableModel
@@ -71,7 +71,7 @@ class DPExponentialFamily(DPKernel):
             noise_multipliers={"statistics": noise_multiplier_statistics},
             clips={},
             step_size=step_size,
-            **options,
+            **only(MetropolisOptions, options),
         )
         if guided and self._dense_mass and not one_component:
             raise ValueError("the guided walk has a direction for each component: it needs a diagonal mass matrix")

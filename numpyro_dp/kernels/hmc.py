@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
-from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Transition
+from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Transition, only
 from numpyro_dp.kernels.penalty import penalty_test
 from numpyro_dp.kernels.target import Draw, Grant, PrivateTarget
 
@@ -102,7 +102,7 @@ class DPHMC(DPKernel):
             shares={"ratio": 1 - grad_share, "grad": grad_share},
             clips={"ratio": clip_ratio, "grad": clip_grad},
             step_size=step_size,
-            **options,
+            **only(MetropolisOptions, options),
         )
         if leapfrog not in LEAPFROGS:
             raise ValueError(f"leapfrog must be one of {', '.join(map(repr, LEAPFROGS))}, got {leapfrog!r}")

@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 from jax import random
 
-from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Transition
+from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Transition, only
 from numpyro_dp.kernels.target import Draw, Grant, PrivateTarget
 from numpyro_dp.subsampling import Batches, FixedBatches
 
@@ -147,7 +147,7 @@ class DPPenalty(DPKernel):
             clips={"ratio": clip_ratio},
             batch_size=batch_size,
             step_size=step_size,
-            **options,
+            **only(MetropolisOptions, options),
         )
         if isinstance(self._batches, FixedBatches) and math.isinf(self._clips["ratio"]):
             raise ValueError("batches of a fixed size need a finite clip_ratio, also without privacy")

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dp.kernels.base import DPKernel, KernelOptions, Transition
+from numpyro_dp.kernels.base import DPKernel, KernelOptions, Transition, only
 from numpyro_dp.kernels.target import Draw, PrivateTarget, Released
 from numpyro_dp.ledger import Plan
 from numpyro_dp.mechanisms import Mechanism
@@ -101,7 +101,7 @@ class StochasticGradientKernel(DPKernel):
             batch_size=batch_size,
             step_size=step_size,
             adapt_step_size=False,
-            **options,
+            **only(KernelOptions, options),
         )
         self._num_steps = num_steps
 

@@ -175,6 +175,7 @@ class PrivateTarget:
         :param bound: each row's change (before tempering) is clipped to +-`bound`. With the draw's noise multiplier m,
             ``2 * power * bound * m`` (replace-one) must be 1, the scale of the noise.
         """
+        self._require_all_rows()
         total = clipped_sum(self._row_log_ratio(z, z_new), self._rows, bound)
         if isinstance(total, UnclippedSum) or draw.noise is None:
             raise TypeError("a bit is private only with a clip bound and with noise")
@@ -205,6 +206,8 @@ class PrivateTarget:
 
         :param counted: whether the number of rows is private, and the constant `bound` a further statistic.
         """
+
+        self._require_all_rows()
 
         def statistic(row: tuple) -> jax.Array:
             values = family.statistic(row)
@@ -256,6 +259,11 @@ class PrivateTarget:
             hi, lo, multiplier = _add_up_with_others(self._owners, draw, hi, lo)
         scale = noise_scale(total.bound, multiplier, self._relation).astype(total.bound.dtype)
         return Released(in_real_units(hi, lo, total.bound), scale)
+
+    def _require_all_rows(self) -> None:
+        """What is summed over all rows must not be accounted for as a release on a batch."""
+        if not isinstance(self._batches, AllRows):
+            raise TypeError(f"this release is on all rows, but is accounted for as on {self._batches}")
 
     def _batch_rows(self, batch: Batch | None) -> tuple[jax.Array, ...]:
         return self._rows if batch is None else tuple(row[batch.indices] for row in self._rows)

@@ -1,0 +1,93 @@
+"""Arguments and calls with which the noise would be that of another release than the one that is made."""
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_dp import (
+    DPHMC,
+    DPSGLD,
+    DPBarker,
+    DPExponentialFamily,
+    DPPenalty,
+    FixedBatches,
+    PrivacyBudgetError,
+)
+from numpyro_dp.kernels.target import PrivateTarget
+from numpyro_dp.ledger import Wanted, plan_for_budget
+from numpyro_dp.mechanisms import Gaussian
+from numpyro_dp.model import separate
+from numpyro_dp.subsampling import as_batches
+
+Y = (np.arange(200) % 2).astype(np.float32)
+
+
+def model(y):
+    logit = numpyro.sample("logit", dist.Normal(0, 1))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=logit), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "options"),
+    [
+        (DPExponentialFamily, {"batch_size": 10}),
+        (DPHMC, {"batch_size": 10}),
+        (DPPenalty, {"shares": {"ratio": 100.0}}),
+        (DPBarker, {"shares": {"ratio": 100.0}}),
+        (DPSGLD, {"shares": {"grad": 100.0}}),
+        (DPSGLD, {"adapt_mass_matrix": True}),
+    ],
+)
+def test_arguments_of_the_base_class_are_no_options(kernel, options):
+    """With `batch_size`, sums over all rows were accounted for as Poisson batches; with `shares` eps was 19 for 1."""
+    with pytest.raises(TypeError, match="this kernel has no argument " + next(iter(options))):
+        kernel(model, eps=1.0, **options)
+
+
+@pytest.mark.parametrize("release", ["statistics", "bit"])
+def test_a_release_on_all_rows_is_never_accounted_for_as_one_on_a_batch(release):
+    batches = as_batches(10)
+    target = PrivateTarget(separate(model, (Y,)), (Y,), {}, neighboring_relation="replace_one", batches=batches)
+    with pytest.raises(TypeError, match="accounted for as on PoissonBatches"):
+        if release == "statistics":
+            target.prepare_statistics(None, counted=False)
+        else:
+            target.log_ratio_exceeds(None, None, None, 1.0, None)
+
+
+def test_shares_of_the_budget_are_parts_of_it():
+    wanted = {name: Wanted(lambda noise: (Gaussian(noise),), (10,), 0.6) for name in ("ratio", "grad")}
+    with pytest.raises(ValueError, match="add up to 1 at most"):
+        plan_for_budget(
+            eps=1.0,
+            delta=1e-5,
+            neighboring_relation="replace_one",
+            wanted=wanted,
+            num_iterations=10,
+            num_chains=1,
+            num_rows=100,
+        )
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_budget_for_many_rows_is_none_for_few(traced):
+    """10 of 200 rows are a share of 5 percent, which the noise is for; of 20 rows they are half."""
+    kernel = DPSGLD(model, eps=1.0, batch_size=FixedBatches(10), num_iterations=20)
+    state = kernel.init(jax.random.key(0), 0, None, (Y,), {})
+    sample = jax.jit(lambda state, y: kernel.sample(state, (y,), {})) if traced else kernel.sample
+    with pytest.raises(PrivacyBudgetError, match="for a table of 200 rows, and this one has 20"):
+        sample(state, Y[:20]) if traced else sample(state, (Y[:20],), {})
+    assert kernel.privacy.made == {"grad": (0,)}
+
+
+def test_a_spent_budget_is_not_taken_to_a_table_of_another_size():
+    """The arrays themselves cannot be told apart where they are traced; their sizes can."""
+    kernel = DPSGLD(model, eps=1.0, batch_size=FixedBatches(10), num_iterations=20)
+    init = jax.jit(lambda y: kernel.init(jax.random.key(0), 0, None, (y,), {}))
+    kernel.sample(init(Y), (Y,), {})
+    jax.effects_barrier()
+    with pytest.raises(PrivacyBudgetError, match="for a table of 200 rows, and this one has 20"):
+        init(Y[:20])
