@@ -204,7 +204,8 @@ class DPBarker(DPKernel):
         direction = carry if self._guided else None
         jump = adapt.step_size * random_walk_jump(normal_key, z.shape, adapt.inverse_mass_matrix, moves, direction)
         # Shortened, the jump is still symmetric, and its law the same at every z.
-        z_new = z + jump * jnp.minimum(1, bound / (self._clips["ratio"] * jnp.linalg.norm(jump)))
+        reach = bound / self._clips["ratio"] if draw.noise else math.inf
+        z_new = z + jump * jnp.minimum(1, reach / jnp.linalg.norm(jump))
         public = target.log_prior(z_new) - target.log_prior(z)
         bit = self._test(target, draw, accept_key, z, z_new, public, bound)
         accepted = bit & jnp.all(jnp.isfinite(z_new)) & ~jnp.isnan(public)
