@@ -35,6 +35,7 @@ import jax
 import jax.numpy as jnp
 from jax import random
 
+from numpyro_dp.clipping import GRID
 from numpyro_dp.kernels.barker_correction import (
     Correction,
     ExponentialCorrection,
@@ -120,8 +121,11 @@ class DPBarker(DPKernel):
             raise ValueError("the guided walk has a direction for each component: it needs a diagonal mass matrix")
         self._one_component, self._guided = one_component, guided
         self._variance = 2.0 if self._batched and variance is None else variance
-        if self._owners is not None and self._variance is None:
-            raise ValueError("the noise of several data owners does not add up to a logistic law: give `variance`")
+        if self._owners is not None:
+            raise ValueError(
+                "the noise of this test has a fixed size, and that of several data owners adds up to more: use "
+                "DPPenalty, which corrects for all of it"
+            )
         self._correction = None if self._variance is None else CORRECTIONS[correction](self._variance)
 
     @property
@@ -155,10 +159,11 @@ class DPBarker(DPKernel):
         """Bound on the change of one row's log density, before tempering, at which the noise is what was granted."""
         if isinstance(self._batches, FixedBatches):
             size = self._batches.batch_size
-            rounding = 1 + 8 * size * float(
-                jnp.finfo(noise_multiplier.dtype).eps
-            )  # of the comparison, in sensitivities
-            return math.sqrt(size) / (noise_multiplier * power * num_rows * rounding)
+            # Rounding of the sum (relative to the largest sum), and of the normal number, which has steps of 2^-23 or
+            # 24 bits and is multiplied by a rounded scale; in sensitivities, which are 2 kappa / sqrt(batch size).
+            of_sum = 8 * size * float(jnp.finfo(noise_multiplier.dtype).eps)
+            of_noise = 40 / GRID * noise_multiplier * math.sqrt((self._variance or 0.0) * size)
+            return math.sqrt(size) / (noise_multiplier * power * num_rows * (1 + of_sum + of_noise))
         per_row = {"replace_one": 2, "add_or_remove_one": 1}[self._neighboring_relation]
         scale = 1.0 if self._variance is None else math.sqrt(self._variance)
         return scale / (per_row * noise_multiplier * power)
