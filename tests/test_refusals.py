@@ -1,5 +1,7 @@
 """Arguments and calls with which the noise would be that of another release than the one that is made."""
 
+import functools
+
 import jax
 import numpy as np
 import numpyro
@@ -19,6 +21,7 @@ from numpyro_dp.kernels.target import PrivateTarget
 from numpyro_dp.ledger import Wanted, plan_for_budget
 from numpyro_dp.mechanisms import Gaussian
 from numpyro_dp.model import separate
+from numpyro_dp.owners import LocalExchange
 from numpyro_dp.subsampling import as_batches
 
 Y = (np.arange(200) % 2).astype(np.float32)
@@ -38,7 +41,7 @@ def model(y):
         (DPPenalty, {"shares": {"ratio": 100.0}}),
         (DPBarker, {"shares": {"ratio": 100.0}}),
         (DPSGLD, {"shares": {"grad": 100.0}}),
-        (DPSGLD, {"adapt_mass_matrix": True}),
+        (DPSGLD, {"adapt_mass_matrix": True}),  # the noise that fits in follows from the scales
     ],
 )
 def test_arguments_of_the_base_class_are_no_options(kernel, options):
@@ -81,6 +84,44 @@ def test_a_budget_for_many_rows_is_none_for_few(traced):
     with pytest.raises(PrivacyBudgetError, match="for a table of 200 rows, and this one has 20"):
         sample(state, Y[:20]) if traced else sample(state, (Y[:20],), {})
     assert kernel.privacy.made == {"grad": (0,)}
+
+
+@pytest.mark.parametrize("kernel", [DPBarker, functools.partial(DPBarker, variance=1.0)])
+def test_a_test_with_noise_of_a_fixed_size_has_one_owner(kernel):
+    """Four owners' noise had four times the variance that the correction was for."""
+    with pytest.raises(ValueError, match="several data owners adds up to more"):
+        kernel(model, eps=1.0, owners=np.arange(len(Y)) % 4)
+
+
+def test_gradient_samplers_cannot_know_the_noise_of_owners_elsewhere():
+    exchange = LocalExchange.group(2, 1.0)[0]
+    with pytest.raises(ValueError, match="data owners in other processes"):
+        DPSGLD(model, eps=1.0, delta=1e-5, owners=exchange)
+
+
+def test_gradient_samplers_count_the_noise_of_all_owners():
+    """Of one owner's noise alone, what fits in a step would heat the chain once for each owner."""
+    multipliers = []
+    for owners in (None, np.arange(len(Y)) % 4):
+        kernel = DPSGLD(
+            model, step_size=1e-6, noise_multiplier_grad="matched", clip_grad=1.0, owners=owners, num_iterations=10
+        )
+        kernel.init(jax.random.key(0), 0, None, (Y,), {})
+        multipliers.append(kernel.privacy.kinds["grad"].mechanisms[0].noise_multiplier)
+    assert multipliers[1] == pytest.approx(multipliers[0] / 2)
+
+
+def test_a_schedule_is_evaluated_once():
+    """What it returns later must not change the releases that the budget was planned for."""
+    calls = []
+
+    def step_size(t):
+        calls.append(t)
+        return 1e-6 * t ** (0.3 * len(calls))
+
+    kernel = DPSGLD(model, eps=1.0, step_size=step_size, batch_size=FixedBatches(10), num_iterations=10)
+    kernel.init(jax.random.key(0), 0, None, (Y,), {})
+    assert kernel.privacy.comparison()["pld"] == pytest.approx(1.0, rel=2e-3)
 
 
 def test_a_spent_budget_is_not_taken_to_a_table_of_another_size():

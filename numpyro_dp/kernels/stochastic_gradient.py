@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dp.clipping import OwnerIndex
 from numpyro_dp.kernels.base import DPKernel, KernelOptions, Transition, only
 from numpyro_dp.kernels.target import Draw, PrivateTarget, Released
 from numpyro_dp.ledger import Plan
@@ -103,7 +104,13 @@ class StochasticGradientKernel(DPKernel):
             adapt_step_size=False,
             **only(KernelOptions, options),
         )
+        if hasattr(self._owners, "exchange"):
+            raise ValueError(
+                "how much noise data owners in other processes add is not known when step sizes are chosen, and "
+                "nothing corrects for it: use DPPenalty or DPHMC, whose test does"
+            )
         self._num_steps = num_steps
+        self._schedules: list[np.ndarray] = []
 
     # -- What a sampler defines --------------------------------------------------------------------------------------
 
@@ -142,6 +149,10 @@ class StochasticGradientKernel(DPKernel):
         """Step size of each iteration, if the user gave a schedule."""
         if not callable(self._step_size):
             return None
+        # Evaluated once: a function that returns something else later must not change what has been accounted for.
+        for sizes in self._schedules:
+            if len(sizes) == num_iterations:
+                return sizes
         try:
             sizes = np.asarray(jax.vmap(self._step_size)(jnp.arange(1.0, num_iterations + 1)), float)
         except Exception as error:
@@ -151,6 +162,7 @@ class StochasticGradientKernel(DPKernel):
             ) from error
         if sizes.shape != (num_iterations,) or not (np.isfinite(sizes) & (sizes > 0)).all():
             raise ValueError("step_size must give one positive number for each iteration t = 1, 2, ...")
+        self._schedules.append(sizes)
         return sizes
 
     def _mechanisms(
@@ -165,10 +177,11 @@ class StochasticGradientKernel(DPKernel):
         return tuple(self._batches.mechanism(noise_multiplier * math.sqrt(first / h), num_rows) for h in sizes)
 
     def _noise_per_multiplier(self, num_rows: int) -> float:
-        """Standard deviation of the noise in the scaled gradient, at a noise multiplier of 1."""
+        """Standard deviation of the noise in the scaled gradient, of all owners, at a noise multiplier of 1."""
         per_row = {"replace_one": 2, "add_or_remove_one": 1}[self._neighboring_relation]
         weight = 1.0 if isinstance(self._batches, AllRows) else self._batches.weight(num_rows)
-        return self._power(num_rows) * weight * per_row * self._clips["grad"] * self._largest_scale
+        owners = math.sqrt(self._owners.num_owners) if isinstance(self._owners, OwnerIndex) else 1.0
+        return self._power(num_rows) * weight * per_row * self._clips["grad"] * self._largest_scale * owners
 
     def _matched_noise(self, step_size: float, num_rows: int) -> float:
         """The noise multiplier at which all of the sampler's noise is privacy noise."""
