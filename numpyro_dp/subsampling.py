@@ -112,9 +112,17 @@ class PoissonBatches:
             return min(self.max_batch_size, num_rows)
         return _capacity(num_rows, self.probability(num_rows))
 
+    def inclusion(self, num_rows: int) -> float:
+        """Probability with which each row is in a batch: `probability`, less what truncation takes away."""
+        rate, most = self.probability(num_rows), self.max_batch_size
+        if most is None or most >= num_rows:
+            return rate
+        within = rate * binom.cdf(most - 1, num_rows - 1, rate)  # E[K; K <= most] / n
+        return float(within + most / num_rows * binom.sf(most, num_rows, rate))
+
     def weight(self, num_rows: int) -> float:
         """What a sum over a batch is multiplied by to estimate the sum over all rows."""
-        return 1 / self.probability(num_rows)
+        return 1 / self.inclusion(num_rows)
 
     def mechanism(self, noise_multiplier: float, num_rows: int) -> Mechanism:
         """What one Gaussian release on a batch is to the accountant."""

@@ -42,8 +42,10 @@ def test_truncation_takes_a_random_subset_whatever_the_order_of_the_rows():
     """A truncation in row order would never see the last rows."""
     drawn = draw_many(PoissonBatches(rate=0.5, max_batch_size=20))
     assert drawn.sum(1).max() == 20
-    rate = np.minimum(stats.binom.rvs(N, 0.5, size=10**6, random_state=1), 20).mean() / N
-    assert abs(drawn.mean(0) - rate).max() < 5 * np.sqrt(rate * (1 - rate) / len(drawn)) + 1e-3
+    rate = PoissonBatches(rate=0.5, max_batch_size=20).inclusion(N)
+    sizes = np.arange(N + 1)
+    assert rate == pytest.approx((stats.binom.pmf(sizes, N, 0.5) * np.minimum(sizes, 20)).sum() / N, rel=1e-12)
+    assert abs(drawn.mean(0) - rate).max() < 5 * np.sqrt(rate * (1 - rate) / len(drawn))
 
 
 def test_fixed_batches_are_uniform_without_replacement():

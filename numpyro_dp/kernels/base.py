@@ -519,6 +519,7 @@ class DPKernel(MCMCKernel):
             power=self._power(separated.num_rows),
             batches=self._batches,
             owners=self._owners,
+            private=self._ledger.plan.private,
         )
 
     def _agree_with_other_owners(self, owners: Exchange, state: DPState) -> None:

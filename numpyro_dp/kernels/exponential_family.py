@@ -83,6 +83,7 @@ class DPExponentialFamily(DPKernel):
         self._one_component, self._guided = one_component, guided
         self._bounds, self._given_family = bounds, family
         self._family: BoundFamily | None = None
+        self._size_and_bound = (0, 0.0)  # of the family, for the report; copies have no family
 
     @property
     def _counts_rows(self) -> bool:
@@ -94,6 +95,7 @@ class DPExponentialFamily(DPKernel):
         separated = super()._separate(args, kwargs)
         if not known or self._family is None:
             self._family = family_of(separated, args, kwargs, self._bounds, self._given_family)
+            self._size_and_bound = (self._family.size, self._family.bound)
         return separated
 
     def _target(self, separated: SeparableModel, args: tuple, kwargs: dict) -> PrivateTarget:
@@ -121,7 +123,8 @@ class DPExponentialFamily(DPKernel):
 
     def _describe_clip(self, kind: str) -> str:
         bounds = "" if self._bounds is None else f" of values in bounds {self._bounds}"
-        return f"{self._known_family.size} statistics{bounds}, of norm up to {self._known_family.bound:.4g}"
+        size, bound = self._size_and_bound
+        return f"{size} statistics{bounds}, of norm up to {bound:.4g}"
 
     def _describe_exactness(self) -> str:
         return "the posterior is exact for the table with its values moved into the bounds"

@@ -7,7 +7,7 @@ whatever it likes.
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -88,6 +88,7 @@ class PrivateTarget:
     :param power: exponent of the likelihood.
     :param batches: how the rows of a release are drawn.
     :param owners: owner number of each row and how many owners there are, or how to reach the other owners.
+    :param private: whether the plan is: then nothing is released without noise, whatever an algorithm asks for.
     """
 
     def __init__(
@@ -100,17 +101,24 @@ class PrivateTarget:
         power: float = 1.0,
         batches: Batches = ALL_ROWS,
         owners: "OwnerIndex | Exchange | None" = None,
+        private: bool = True,
     ):
         self.log_prior = separated.log_prior(args, kwargs)
         self.num_params = separated.num_params
         self.power = power
         self.num_rows = separated.num_rows
         self._traced = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, jax.core.Tracer)]
-        self._rows = separated.rows(args, kwargs)
+        with self._once():
+            self._rows = separated.rows(args, kwargs)
         self._row_log_density = separated.row_log_density(args, kwargs)
         self._relation = neighboring_relation
         self._batches = batches
         self._owners = owners
+        self._private = private
+
+    def _once(self) -> AbstractContextManager:
+        """Compute what follows now, not in each iteration, if the arguments are at hand: in a trace, JAX would not."""
+        return nullcontext() if self._traced else jax.ensure_compile_time_eval()
 
     def witness(self, state: Any) -> jax.Array:
         """A number of every array that a step depends on, for a callback to depend on them, too.
@@ -131,6 +139,7 @@ class PrivateTarget:
 
         :param bound: each row's change (before tempering) is clipped to +-`bound`.
         """
+        self._require_noise(draw.noise)
         ratio = self._row_log_ratio(z, z_new)
         if isinstance(self._batches, AllRows):
             released = self._release_sum(draw, ratio, bound)
@@ -138,7 +147,7 @@ class PrivateTarget:
         weight = self.power * self._batches.weight(self.num_rows)
         if isinstance(self._batches, PoissonBatches):
             # E sum over the batch of w^2 (1 - q) r^2 is the variance of sum over the batch of w r.
-            spread = weight**2 * (1 - self._batches.probability(self.num_rows)) / 2
+            spread = weight**2 * (1 - self._batches.inclusion(self.num_rows)) / 2
 
             def penalized(row: tuple) -> jax.Array:
                 r = _clip(ratio(row), bound)
@@ -215,7 +224,7 @@ class PrivateTarget:
 
         # A little room: the clip rounds down, and a row may lie on the bound.
         bound = family.bound * (1 + 1e-4) * (math.sqrt(2) if counted else 1)
-        with nullcontext() if self._traced else jax.ensure_compile_time_eval():
+        with self._once():
             self._statistics = self._sum(None, statistic, bound, family.size)
 
     def statistics(self, draw: Draw) -> Released:
@@ -224,6 +233,7 @@ class PrivateTarget:
 
     def exact_log_ratio(self, z: jax.Array, z_new: jax.Array) -> jax.Array:
         """The exact tempered log ratio, for runs that are declared not private."""
+        self._require_noise(None)
         total = clipped_sum(self._row_log_ratio(z, z_new), self._rows, math.inf)
         assert isinstance(total, UnclippedSum)
         return self.power * total.value
@@ -244,6 +254,7 @@ class PrivateTarget:
         return clipped_sum(per_row, self._batch_rows(batch), bound, width, size, owners)
 
     def _release(self, draw: Draw, total: ClippedSum | UnclippedSum) -> Released:
+        self._require_noise(draw.noise)
         owned = isinstance(self._owners, OwnerIndex)
         if isinstance(total, UnclippedSum):
             if draw.noise is not None:
@@ -259,6 +270,10 @@ class PrivateTarget:
             hi, lo, multiplier = _add_up_with_others(self._owners, draw, hi, lo)
         scale = noise_scale(total.bound, multiplier, self._relation).astype(total.bound.dtype)
         return Released(in_real_units(hi, lo, total.bound), scale)
+
+    def _require_noise(self, noise: GridNoise | None) -> None:
+        if self._private and noise is None:
+            raise TypeError("the plan of this run is private: nothing is released without noise")
 
     def _require_all_rows(self) -> None:
         """What is summed over all rows must not be accounted for as a release on a batch."""
