@@ -17,12 +17,12 @@ from numpyro_dp import (
     FixedBatches,
     PrivacyBudgetError,
 )
-from numpyro_dp.kernels.target import PrivateTarget
+from numpyro_dp.kernels.target import Draw, PrivateTarget
 from numpyro_dp.ledger import Wanted, plan_for_budget
 from numpyro_dp.mechanisms import Gaussian
 from numpyro_dp.model import separate
 from numpyro_dp.owners import LocalExchange
-from numpyro_dp.subsampling import as_batches
+from numpyro_dp.subsampling import Batch, as_batches
 
 Y = (np.arange(200) % 2).astype(np.float32)
 
@@ -59,6 +59,23 @@ def test_a_release_on_all_rows_is_never_accounted_for_as_one_on_a_batch(release)
             target.prepare_statistics(None, counted=False)
         else:
             target.log_ratio_exceeds(None, None, None, 1.0, None)
+
+
+@pytest.mark.parametrize("batches", [None, FixedBatches(10)])
+def test_an_algorithm_gets_nothing_without_noise_in_a_private_run(batches):
+    kernel = DPPenalty(model, eps=1.0, batch_size=batches, num_iterations=1)
+    kernel.init(jax.random.key(0), 0, None, (Y,), {})
+    target = kernel._target(kernel._separate((Y,), {}), (Y,), {})
+    batch = None if batches is None else Batch(np.arange(10), np.array(10))
+    draw = Draw(None, batch, np.ones(()), np.array(True), np.zeros(2, np.uint32))
+    z, z_new = np.zeros(1, np.float32), np.ones(1, np.float32)
+    for release in (
+        lambda: target.log_ratio(draw, z, z_new, 1.0),
+        lambda: target.gradient(draw, z, 1.0),
+        lambda: target.exact_log_ratio(z, z_new),
+    ):
+        with pytest.raises(TypeError, match="nothing is released without noise"):
+            release()
 
 
 def test_shares_of_the_budget_are_parts_of_it():
