@@ -22,6 +22,7 @@ from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import random
 
 from numpyro_dp.families import BoundFamily, ExponentialFamily, family_of
@@ -83,6 +84,7 @@ class DPExponentialFamily(DPKernel):
         self._one_component, self._guided = one_component, guided
         self._bounds, self._given_family = bounds, family
         self._family: BoundFamily | None = None
+        self._public: list[Any] = []  # what the family was read off with
         self._size_and_bound = (0, 0.0)  # of the family, for the report; copies have no family
 
     @property
@@ -93,9 +95,11 @@ class DPExponentialFamily(DPKernel):
     def _separate(self, args: tuple, kwargs: dict) -> SeparableModel:
         known = self._known(args, kwargs) is not None
         separated = super()._separate(args, kwargs)
-        if not known or self._family is None:
+        public = _public_arrays(separated, args, kwargs)
+        if not known or self._family is None or not _all_equal(public, self._public):
             self._family = family_of(separated, args, kwargs, self._bounds, self._given_family)
             self._size_and_bound = (self._family.size, self._family.bound)
+            self._public = public
         return separated
 
     def _target(self, separated: SeparableModel, args: tuple, kwargs: dict) -> PrivateTarget:
@@ -162,4 +166,19 @@ class DPExponentialFamily(DPKernel):
         return Transition(jnp.where(accepted, z_new, z), accepted, accept_prob, scale, carry)
 
     def __getstate__(self):
-        return super().__getstate__() | {"_family": None}
+        return super().__getstate__() | {"_family": None, "_public": []}
+
+
+def _public_arrays(separated: SeparableModel, args: tuple, kwargs: dict) -> list[Any]:
+    leaves = jax.tree.leaves((args, kwargs))
+    return [leaf for leaf, a in zip(leaves, separated.arguments, strict=True) if not a.private]
+
+
+def _all_equal(first: list[Any], second: list[Any]) -> bool:
+    """Whether two lists hold the same values; traced ones, whose values are not known, count as the same."""
+
+    def same(a: Any, b: Any) -> bool:
+        traced = isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer)
+        return a is b or traced or bool(np.array_equal(a, b))
+
+    return len(first) == len(second) and all(map(same, first, second))
