@@ -177,8 +177,8 @@ class Trials(NamedTuple):
 
 def prepare(scenario: Scenario, start: float = 0.0, seed: int = 0) -> Trials:
     """The claim of one iteration of one chain; then a ledger that grants many of them, at the same noise."""
-    kernel = scenario.make(num_iterations=1, num_chains=1, delta=DELTA)
-    # Not in the state: noise of the operating system. In the state: public keys, the same in all trials.
+    # The noise of all trials is fresh, but follows from a seed, so that a test either always passes or never.
+    kernel = scenario.make(num_iterations=1, num_chains=1, delta=DELTA, noise_seed=1)
     state = kernel.init(jax.random.PRNGKey(seed), 0, {"mu": jnp.asarray(start)}, (scenario.first,), {})
     if scenario.walks:
         state = state._replace(carry=jnp.ones_like(state.carry))
@@ -330,7 +330,6 @@ SCENARIOS = {
     "barker_add": Scenario(barker(0.7, 1.0 / 0.7, **ADD), UP, GONE, accept_bit, margin=0.5),
     "barker_power": Scenario(barker(0.7, 5.0 / 0.7, power=0.1), UP, DOWN, accept_bit, margin=0.5),
     "barker_exponential": Scenario(barker(1.1, 0.5 / 1.1, variance=1.0), UP, DOWN, accept_bit, margin=0.4),
-    "barker_exponential_add": Scenario(barker(1.1, 1 / 1.1, variance=1.0, **ADD), UP, GONE, accept_bit, margin=0.4),
     "barker_logistic": Scenario(
         barker(1.1, 0.5 / 1.1, variance=1.0, correction="logistic"), UP, DOWN, accept_bit, margin=0.4
     ),
@@ -342,13 +341,8 @@ SCENARIOS = {
     ),
     "hmc": Scenario(hmc(1.5), UP, DOWN, distance_and_ratio, start=0.0, walks=False),
     "hmc_add": Scenario(hmc(1.5, **ADD), UP, GONE, distance_and_ratio, start=0.0, walks=False),
-    "hmc_reuse": Scenario(hmc(1.8, leapfrog="reuse"), UP, DOWN, with_gradient, start=0.0, walks=False, trials=8_000),
+    "hmc_reuse": Scenario(hmc(1.8, leapfrog="reuse"), UP, DOWN, with_gradient, start=0.0, walks=False, trials=4_000),
     "sgld": stochastic(gradients(DPSGLD, 1.1), UP, DOWN),
-    "sgld_matched": stochastic(
-        lambda **options: DPSGLD(model, step_size=0.4, clip_grad=1.0, noise_multiplier_grad="matched", **options),
-        UP,
-        DOWN,
-    ),
     "sgld_fixed": stochastic(gradients(DPSGLD, 0.9, batch_size=FixedBatches(2)), ALL_UP, ONE_DOWN),
     "sgld_truncated": stochastic(
         gradients(DPSGLD, 0.6, batch_size=PoissonBatches(1.5, max_batch_size=2)),
@@ -358,8 +352,8 @@ SCENARIOS = {
     ),
     "sgnht": stochastic(gradients(DPSGNHT, 1.1), UP, DOWN),
     "sgnht_poisson_add": stochastic(gradients(DPSGNHT, 0.8, batch_size=HALF, **ADD), UP, GONE),
-    "sghmc": stochastic(gradients(DPSGHMC, 2.2, num_steps=4), UP, DOWN, trials=5_000),
-    "sghmc_poisson": stochastic(gradients(DPSGHMC, 0.9, num_steps=4, batch_size=HALF), UP, DOWN, trials=10_000),
+    "sghmc": stochastic(gradients(DPSGHMC, 2.2, num_steps=4), UP, DOWN, trials=4_000),
+    "sghmc_poisson": stochastic(gradients(DPSGHMC, 0.9, num_steps=4, batch_size=HALF), UP, DOWN, trials=4_800),
     "family": Scenario(family(1.1), table(1, 0), table(-1, 0), start=-2.5),
     "family_add": Scenario(family(1.1, **ADD), table(1, -1), table(-1), start=-3.5),
 }
@@ -383,7 +377,7 @@ def test_one_iteration_costs_no_more_than_claimed_and_half_the_noise_is_noticed(
 @pytest.mark.slow
 def test_owners_of_rows_against_one_another_and_against_the_rest_of_the_world(monkeypatch):
     """The others know their own noise, and can take it out; to all the world the noise of both owners counts."""
-    scenario = Scenario(penalty(1.1, clip_ratio=3.0, owners=np.arange(2)), UP, DOWN, trials=5_000)
+    scenario = Scenario(penalty(1.1, clip_ratio=3.0, owners=np.arange(2)), UP, DOWN, trials=4_000)
     trials = ready(scenario)
     outside = composed_eps(((Gaussian(1.1 * 2**0.5), 1),), DELTA, "replace_one")
     assert bound_of(scenario, trials) < outside
@@ -481,7 +475,9 @@ def test_the_same_noise_in_two_chains_is_noticed(monkeypatch):
 
 def test_the_same_noise_in_two_iterations_is_noticed(monkeypatch):
     """The prior drives the chain past the row of one table, whose gradient turns round."""
-    kernel = gradients(DPSGLD, 1.4, step_size=0.02, clip_grad=0.5)(num_iterations=2, num_chains=1, delta=DELTA)
+    kernel = gradients(DPSGLD, 1.4, step_size=0.02, clip_grad=0.5)(
+        num_iterations=2, num_chains=1, delta=DELTA, noise_seed=1
+    )
     first, second = table(FAR, NOTHING), table(-99, NOTHING)
     state = kernel.init(jax.random.PRNGKey(0), 0, {"mu": jnp.asarray(-100.0)}, (first,), {})
     eps = kernel.privacy.eps
@@ -513,7 +509,7 @@ def test_the_same_noise_in_two_iterations_is_noticed(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("chains", "trials"), [(4, 1_200), pytest.param(2, 8_000, marks=pytest.mark.slow)], ids=["4_chains", "2_chains"]
+    ("chains", "trials"), [(4, 1_200), pytest.param(2, 6_000, marks=pytest.mark.slow)], ids=["4_chains", "2_chains"]
 )
 def test_chains_that_are_not_charged_are_noticed(chains, trials, monkeypatch):
     """Of several chains only the first is within the plan. The others stand still, or should."""
