@@ -18,6 +18,7 @@ Under add/remove n is private, and is released as one more statistic, the consta
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Unpack
 
 import jax
@@ -84,7 +85,7 @@ class DPExponentialFamily(DPKernel):
         self._one_component, self._guided = one_component, guided
         self._bounds, self._given_family = bounds, family
         self._family: BoundFamily | None = None
-        self._public: list[Any] = []  # what the family was read off with
+        self._public: list[Any] | None = None  # what the family was read off with
         self._size_and_bound = (0, 0.0)  # of the family, for the report; copies have no family
 
     @property
@@ -96,10 +97,13 @@ class DPExponentialFamily(DPKernel):
         known = self._known(args, kwargs) is not None
         separated = super()._separate(args, kwargs)
         public = _public_arrays(separated, args, kwargs)
-        if not known or self._family is None or not _all_equal(public, self._public):
-            self._family = family_of(separated, args, kwargs, self._bounds, self._given_family)
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in public)
+        if not known or self._family is None or self._public is None or not _all_equal(public, self._public):
+            # It must outlive the trace in which it is read off; with traced public values it cannot.
+            with nullcontext() if traced else jax.ensure_compile_time_eval():
+                self._family = family_of(separated, args, kwargs, self._bounds, self._given_family)
             self._size_and_bound = (self._family.size, self._family.bound)
-            self._public = public
+            self._public = None if traced else public
         return separated
 
     def _target(self, separated: SeparableModel, args: tuple, kwargs: dict) -> PrivateTarget:
@@ -166,7 +170,7 @@ class DPExponentialFamily(DPKernel):
         return Transition(jnp.where(accepted, z_new, z), accepted, accept_prob, scale, carry)
 
     def __getstate__(self):
-        return super().__getstate__() | {"_family": None, "_public": []}
+        return super().__getstate__() | {"_family": None, "_public": None}
 
 
 def _public_arrays(separated: SeparableModel, args: tuple, kwargs: dict) -> list[Any]:
