@@ -19,6 +19,7 @@ from scipy import stats
 import numpyro_dp.kernels.base
 import numpyro_dp.kernels.exponential_family
 import numpyro_dp.kernels.target
+import numpyro_dp.ledger
 from numpyro_dp import (
     DPHMC,
     DPSGHMC,
@@ -39,7 +40,10 @@ from numpyro_dp.noise import GridNoise
 
 @pytest.fixture
 def fast_callbacks(monkeypatch):
-    """One callback an iteration instead of one a chain, which is ten times as fast; the ledger is asked all the same."""
+    """One callback an iteration instead of one a chain, which is ten times as fast; the ledger is asked all the same.
+
+    What the plan costs is not computed.
+    """
 
     def callback(host, shapes, *args):
         def all_chains(*args):
@@ -53,6 +57,7 @@ def fast_callbacks(monkeypatch):
         return jax.pure_callback(all_chains, shapes, *args, vmap_method="broadcast_all")
 
     monkeypatch.setattr(numpyro_dp.kernels.base, "io_callback", callback)
+    monkeypatch.setattr(numpyro_dp.ledger.accounting, "composed_eps", lambda *_: 1.0)
 
 
 # -- Invariance under noise --------------------------------------------------------------------------------------------
@@ -116,6 +121,7 @@ STATISTICS = {k: v for k, v in {**COMMON, **MASS}.items() if k != "noise_multipl
     "step_size": 1.0,
     "noise_multiplier_statistics": 0.3,
 }
+OWNERS = np.arange(N) % 3
 DENSE = np.diag(POSTERIOR_SD**2) + 0.3 * POSTERIOR_SD.prod() * (1 - np.eye(2))
 INVARIANT = {
     "walk": lambda: DPPenalty(conjugate, **WALK, **MASS),
@@ -135,13 +141,15 @@ INVARIANT = {
         clip_grad=10.0,
         noise_multiplier_grad=0.2,
     ),
-    "penalty_owners": lambda: DPPenalty(conjugate, **WALK, **MASS, owners=np.arange(N) % 3),
-    "hmc_owners": lambda: DPHMC(conjugate, **HMC, clip_grad=10.0, noise_multiplier_grad=0.2, owners=np.arange(N) % 3),
+    "penalty_owners": lambda: DPPenalty(conjugate, **WALK, **MASS, owners=OWNERS),
+    "hmc_owners": lambda: DPHMC(
+        conjugate, **HMC | {"noise_multiplier_ratio": 0.1}, clip_grad=10.0, noise_multiplier_grad=0.1, owners=OWNERS
+    ),
     "barker": lambda: DPBarker(conjugate, **BARKER),
     "barker_exponential": lambda: DPBarker(conjugate, **BARKER, variance=1.0, one_component=True, guided=True),
     "barker_logistic": lambda: DPBarker(conjugate, **BARKER, variance=1.0, correction="logistic"),
     "exponential_family": lambda: DPExponentialFamily(conjugate, **STATISTICS),
-    "exponential_family_owners": lambda: DPExponentialFamily(conjugate, **STATISTICS, owners=np.arange(N) % 3),
+    "exponential_family_owners": lambda: DPExponentialFamily(conjugate, **STATISTICS, owners=OWNERS),
     "exponential_family_counted": lambda: DPExponentialFamily(
         conjugate, **STATISTICS, neighboring_relation="add_or_remove_one", delta=1e-3
     ),
@@ -150,7 +158,9 @@ TEMPERED = {
     "penalty": lambda power: DPPenalty(conjugate, **WALK, **MASS, power=power),
     "hmc": lambda power: DPHMC(conjugate, **HMC, clip_grad=10.0, noise_multiplier_grad=0.2, power=power),
     "barker": lambda power: DPBarker(conjugate, **BARKER, power=power),
-    "exponential_family": lambda power: DPExponentialFamily(conjugate, **STATISTICS, power=power),
+    "exponential_family": lambda power: DPExponentialFamily(
+        conjugate, **STATISTICS | {"noise_multiplier_statistics": 0.8}, power=power
+    ),
 }
 QUICK = ("hmc_position", "barker", "barker_logistic", "exponential_family")
 
@@ -241,6 +251,37 @@ def test_gaussian_noise_alone_would_not_be_barkers_test(name, monkeypatch):
     assert z.max() > 7
 
 
+def test_a_scaled_likelihood_is_a_tempered_one():
+    """`numpyro.handlers.scale` gives what `power` gives, with the same noise, if the clip bounds are scaled, too."""
+
+    def weighted(weight):
+        def model(Y):
+            mu = numpyro.sample("mu", dist.Normal(0, PRIOR_SD).expand([2]).to_event(1))
+            with numpyro.plate("rows", Y.shape[0]), numpyro.handlers.scale(scale=weight):
+                numpyro.sample("Y", dist.Normal(mu, jnp.array([1.0, 3.0])).to_event(1), obs=Y)
+
+        return model
+
+    def released(model, power, bound):
+        kernel = DPHMC(model, eps=1.0, num_iterations=1, power=power)
+        kernel.init(jax.random.key(0), 0, None, (Y,), {})
+        target = kernel._target(kernel._separate((Y,), {}), (Y,), {})
+        ratio = target.log_ratio(draw_with_noise(()), jnp.zeros(2), jnp.array([0.3, -0.4]), bound)
+        gradient = target.gradient(draw_with_noise((2,)), jnp.array([0.3, -0.4]), bound)
+        return [np.asarray(leaf) for leaf in jax.tree.leaves((ratio, gradient))]
+
+    tempered = released(weighted(1.0), 0.3, 1.0)  # some rows are clipped
+    assert tempered[1] == pytest.approx(0.3 * 2 * 2.0)  # replace-one, noise multiplier 2
+    for ours, theirs in zip(tempered, released(weighted(0.3), 1.0, 0.3), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def draw_with_noise(shape, noise=(1, 12345), noise_multiplier=2.0):
+    """A draw with given noise in steps, ``2**24`` times the first number plus the second."""
+    noise = GridNoise(*(jnp.full(shape, part, jnp.int32) for part in noise))
+    return Draw(noise, None, jnp.float32(noise_multiplier), jnp.array(True), jnp.zeros(2, jnp.uint32))
+
+
 def test_an_independent_gradient_after_rejection_would_be_a_bug():
     """`leapfrog="reuse"` keeps the gradient of a rejected proposal's start."""
     kernel = DPHMC(
@@ -259,6 +300,119 @@ def test_an_independent_gradient_after_rejection_would_be_a_bug():
     assert rejected.any()
     assert (second.carry.gradient[rejected] == first.carry.gradient[rejected]).all()
     assert (second.carry.gradient[~rejected] != first.carry.gradient[~rejected]).all()
+
+
+# -- Batches: approximate, as theory says ------------------------------------------------------------------------------
+
+ROWS, POWER = 400, 0.1
+VALUES = np.random.default_rng(5).normal(0.5, 1.0, ROWS)
+SIGNS = np.resize([1.0, -1.0], 1000)  # all rows have about the same slope
+
+
+def normal_mean(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
+def width(y, power):
+    return (1 + power * len(y)) ** -0.5
+
+
+def variance_ratio(make, y, power, chains, iterations, discarded):
+    """Variance of the chains over that of the posterior, with its standard error.
+
+    Chains start from exact draws and are independent; each of them gives one average over its later iterations.
+    """
+    kernel = make(num_iterations=iterations, num_chains=chains, power=power, adapt_step_size=False)
+    sd = width(y, power)
+    mean = power * y.sum() * sd**2
+    start = jnp.asarray(mean + sd * np.random.default_rng(0).normal(size=chains), jnp.float32)
+    state = kernel.init(jax.random.split(jax.random.key(0), chains), 0, {"mu": start}, (y,), {})
+    step = jax.jit(lambda s: kernel.sample(s, (y,), {}))
+    squares = []
+    for i in range(iterations):
+        state = step(state)
+        if i >= discarded:
+            squares.append(((np.asarray(state.z["mu"], float) - mean) / sd) ** 2)
+    assert not state.exhausted.any()
+    of_chains = np.mean(squares, 0)
+    return of_chains.mean(), of_chains.std() / np.sqrt(chains)
+
+
+def on_batches(batches, **options):
+    """Steps of one posterior width: a sampling variance of the log ratio of about 0.4 (rate 0.2) or 1.9 (rate 0.05)."""
+    options = {"eps": float("inf"), "clip_ratio": 1e3} | options
+    return lambda **others: DPPenalty(
+        normal_mean, batch_size=batches, step_size=width(VALUES, POWER), **options, **others
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fast_callbacks")
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (on_batches(PoissonBatches(rate=0.2)), 1.006),
+        (on_batches(FixedBatches(80)), 0.988),
+        (on_batches(PoissonBatches(rate=0.05)), 1.09),
+        (on_batches(FixedBatches(20)), 1.04),
+        (on_batches(PoissonBatches(rate=0.2), eps=None, noise_multiplier_ratio=1.0, clip_ratio=4.0), 1.006),
+    ],
+    ids=["poisson", "fixed", "small_poisson", "small_fixed", "poisson_noise"],
+)
+def test_penalty_on_batches_has_the_variance_of_its_theory(make, expected):
+    found, error = variance_ratio(make, VALUES, POWER, chains=2000, iterations=50, discarded=20)
+    assert error < 0.02
+    assert abs(found - expected) < 5 * error
+
+
+@pytest.mark.usefixtures("fast_callbacks")
+@pytest.mark.parametrize("corrected", [True, False])
+def test_penalty_on_batches_needs_its_variance_term(corrected, monkeypatch):
+    """Without it the variance ratio is 1.87 instead of 1.04 on batches of one row in 20."""
+    if not corrected:
+        original = numpyro_dp.kernels.target.penalized_sum
+        monkeypatch.setattr(
+            numpyro_dp.kernels.target, "penalized_sum", lambda moments, weight, _: original(moments, weight, 0.0)
+        )
+    found, error = variance_ratio(on_batches(FixedBatches(20)), VALUES, POWER, chains=400, iterations=40, discarded=20)
+    assert (found < 1.04 + 5 * error) == corrected
+    assert corrected or abs(found - 1.87) < 0.1 + 5 * error
+
+
+def barker_on_batches(**options):
+    """Slopes are at most ``1 + 4 posterior widths``: none is clipped. Jumps are as long as the clip allows."""
+    largest = 1 + 4 * width(SIGNS, 0.05)
+    options = {"batch_size": 50, "clip_ratio": largest, "noise_multiplier_ratio": 0.8} | options
+    return lambda **others: DPBarker(normal_mean, step_size=10.0, **options, **others)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fast_callbacks")
+@pytest.mark.parametrize(
+    "make",
+    [barker_on_batches(), barker_on_batches(variance=1.0, correction="logistic", noise_multiplier_ratio=1.15)],
+    ids=["exponential", "logistic"],
+)
+def test_barker_on_small_batches_has_the_variance_of_the_posterior(make):
+    found, error = variance_ratio(make, SIGNS, 0.05, chains=2000, iterations=50, discarded=20)
+    assert error < 0.02
+    assert abs(found - 1) < 5 * error
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fast_callbacks")
+def test_barker_on_batches_must_count_the_noise_of_the_batch(monkeypatch):
+    """The batch brings a third of the test's variance. If noise of the full variance is added to it, that shows."""
+    original = numpyro_dp.kernels.target.release_batch_bit
+
+    def with_full_noise(moments, *others):
+        return original(moments._replace(second=moments.first**2 / moments.size), *others)
+
+    monkeypatch.setattr(numpyro_dp.kernels.target, "release_batch_bit", with_full_noise)
+    found, error = variance_ratio(barker_on_batches(), SIGNS, 0.05, chains=2000, iterations=50, discarded=20)
+    assert found > 1 + 5 * error
 
 
 # -- The integrators, without noise ------------------------------------------------------------------------------------
@@ -365,13 +519,15 @@ def moments(mcmc):
     [(logistic, logistic_data), (hierarchical, hierarchical_data), (simplex, simplex_data)],
     ids=["logistic", "hierarchical", "simplex"],
 )
-@pytest.mark.parametrize("kernel", ["hmc", "penalty"])
+@pytest.mark.parametrize("kernel", ["hmc", "penalty", "barker"])
+@pytest.mark.usefixtures("fast_callbacks")
 def test_without_noise_and_clipping_it_is_the_posterior_of_nuts(model, data, kernel):
     args = data()
     free = {"eps": float("inf"), "clip_ratio": float("inf"), "adapt_mass_matrix": True}
     sampler, samples = {
         "hmc": (DPHMC(model, clip_grad=float("inf"), num_steps=8, target_accept_prob=0.8, **free), 2000),
         "penalty": (DPPenalty(model, **free), 30000),
+        "barker": (DPBarker(model, **free), 30000),
     }[kernel]
     ours = MCMC(
         sampler, num_warmup=1000, num_samples=samples, num_chains=4, chain_method="vectorized", progress_bar=False
@@ -386,3 +542,122 @@ def test_without_noise_and_clipping_it_is_the_posterior_of_nuts(model, data, ker
         other_mean, other_spread, other_mean_error, other_spread_error = expected[site]
         assert abs(mean - other_mean) < 5 * np.hypot(mean_error, other_mean_error), site
         assert abs(spread - other_spread) < 5 * np.hypot(spread_error, other_spread_error), site
+
+
+def excess_of_second_moment(kernel, args, mean, sd, chains=3000):
+    """By how much the second moments exceed the posterior's, after 80 steps and later; with the standard error."""
+    start = mean + sd * np.random.default_rng(0).normal(size=(chains, len(mean)))
+    keys = jax.random.split(jax.random.key(0), chains)
+    state = kernel.init(keys, 0, {"b": jnp.asarray(start, jnp.float32)}, args, {})
+    step = jax.jit(lambda s: kernel.sample(s, args, {}))
+    squares = []
+    for i in range(6):
+        state = step(state)
+        if i >= 2:
+            squares.append((((np.asarray(state.z["b"], float) - mean) / sd) ** 2).mean(1))
+    of_chains = np.mean(squares, 0)
+    return of_chains.mean() - 1, of_chains.std() / np.sqrt(chains)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fast_callbacks")
+@pytest.mark.parametrize(
+    ("make", "options", "step_size"),
+    [(DPSGLD, {}, 0.5), (DPSGHMC, {"friction": 2.0}, 0.5), (DPSGNHT, {"friction": 1.0}, 0.2)],
+    ids=["sgld", "sghmc", "sgnht"],
+)
+def test_without_noise_the_bias_shrinks_with_the_step_size(make, options, step_size):
+    """Step sizes are in units of the posterior's widths (squared, for SGLD), thanks to the preconditioner."""
+    args = tuple(part[:150] for part in logistic_data())
+    reference = numpyro.infer.MCMC(
+        NUTS(logistic), num_warmup=1000, num_samples=10000, num_chains=4, chain_method="vectorized", progress_bar=False
+    )
+    reference.run(jax.random.key(1), *args)
+    (mean, sd, _, sd_error) = (np.array(column) for column in zip(*moments(reference).values(), strict=True))
+    bias, error = np.transpose(
+        [
+            excess_of_second_moment(
+                make(
+                    logistic,
+                    eps=float("inf"),
+                    clip_grad=float("inf"),
+                    step_size=h,
+                    num_steps=40,
+                    inverse_mass_matrix=sd**2,
+                    num_iterations=6,
+                    num_chains=3000,
+                    **options,
+                ),
+                args,
+                mean,
+                sd,
+            )
+            for h in (step_size, step_size / 4)
+        ]
+    )
+    error_of_reference = 2 * np.mean(sd_error / sd)
+    assert abs(bias[0] - bias[1]) > 5 * np.hypot(*error)
+    assert abs(bias[1]) < abs(bias[0]) / 4 + 5 * np.hypot(error[1], error_of_reference)
+
+
+# -- Discrete latents of rows ------------------------------------------------------------------------------------------
+
+
+def mixture(y):
+    """Whether each row belongs to the second component is a latent of that row."""
+    share = numpyro.sample("share", dist.Beta(2, 2))
+    loc = numpyro.sample("loc", dist.Normal(0, 3).expand([2]).to_event(1))
+    with numpyro.plate("rows", y.shape[0]):
+        member = numpyro.sample("member", dist.Bernoulli(share))
+        numpyro.sample("y", dist.Normal(loc[member], 0.7), obs=y)
+
+
+def marginal_mixture(y):
+    share = numpyro.sample("share", dist.Beta(2, 2))
+    loc = numpyro.sample("loc", dist.Normal(0, 3).expand([2]).to_event(1))
+    with numpyro.plate("rows", y.shape[0]):
+        weights = jnp.stack([1 - share, share])
+        numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(weights), dist.Normal(loc, 0.7)), obs=y)
+
+
+MIXED = np.random.default_rng(7).normal(np.resize([-1.0, 2.0], 50), 0.7)
+
+
+def test_latent_memberships_are_summed_out_exactly():
+    """With noise that happens to be 0, what a mixture releases is what the same model summed out by hand does."""
+    pytest.importorskip("funsor")
+    z, z_new = jnp.array([0.3, -1.2, 0.4]), jnp.array([0.1, 1.5, -0.2])
+    values = []
+    for model in (mixture, marginal_mixture):
+        kernel = DPHMC(model, eps=1.0, num_iterations=1)
+        kernel.init(jax.random.key(0), 0, None, (MIXED,), {})
+        target = kernel._target(kernel._separate((MIXED,), {}), (MIXED,), {})
+        ratio = target.log_ratio(draw_with_noise((), (0, 0)), z, z_new, 30.0).value
+        gradient = target.gradient(draw_with_noise((3,), (0, 0)), z, 30.0).value
+        values.append([ratio, *gradient, target.log_prior(z)])
+    np.testing.assert_allclose(values[0], values[1], rtol=1e-4)
+    assert np.linalg.norm(values[0][1:4]) > 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda model: DPPenalty(model, eps=500.0, noise_seed=3, step_size=0.05), id="penalty"),
+        pytest.param(
+            lambda model: DPHMC(model, eps=500.0, noise_seed=3, num_steps=2), id="hmc", marks=pytest.mark.slow
+        ),
+        pytest.param(lambda model: DPSGLD(model, eps=20.0, noise_seed=3, batch_size=20), id="sgld"),
+    ],
+)
+def test_chains_of_models_with_latent_memberships(make):
+    """With the same noise the chain is that of the model that was summed out by hand."""
+    pytest.importorskip("funsor")
+    chains = []
+    for model in (mixture, marginal_mixture):
+        mcmc = MCMC(make(model), num_warmup=5, num_samples=10, progress_bar=False)
+        mcmc.run(jax.random.key(0), MIXED)
+        chains.append(mcmc.get_samples())
+    assert set(chains[0]) == {"share", "loc"}
+    assert len(np.unique(chains[0]["share"])) > 2
+    for name, draws in chains[0].items():
+        np.testing.assert_allclose(draws, chains[1][name], rtol=1e-3, atol=1e-4)
