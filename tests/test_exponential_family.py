@@ -89,7 +89,14 @@ def test_it_runs_moves_and_spends_its_budget(precision):
     assert mcmc.privacy.eps_spent == pytest.approx(50.0)
 
 
-@pytest.mark.parametrize("chain_method", ["sequential", "parallel", jax.vmap], ids=["sequential", "parallel", "vmap"])
+@pytest.mark.parametrize(
+    "chain_method",
+    [
+        pytest.param("sequential", marks=pytest.mark.slow),
+        "parallel",
+        pytest.param(jax.vmap, id="vmap", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")  # NumPyro's, under jax.vmap
 def test_every_chain_method_gives_the_same_chains(chain_method):
     other = run(make(eps=20.0, noise_seed=1), chain_method=chain_method)
@@ -266,6 +273,7 @@ def test_add_or_remove_one_hides_n():
     assert draws_of(mcmc)["mu"].shape == (2, 6)
 
 
+@pytest.mark.slow
 def test_a_noise_multiplier_instead_of_eps():
     mcmc = run(make(noise_multiplier_statistics=30.0))
     assert mcmc.privacy.rho == pytest.approx(20 / (2 * 30**2))
@@ -304,6 +312,10 @@ def test_owners_add_noise_of_their_own():
     of_owners, larger = target_of(shared, Y).statistics(draw((4, 2), 3.0))
     np.testing.assert_allclose(of_owners, together, rtol=1e-5, atol=1e-4)
     assert float(larger) == pytest.approx(2 * float(scale))
+
+
+@pytest.mark.slow
+def test_a_run_with_owners():
     mcmc = run(make(eps=20.0, owners=np.arange(N) % 4))
     assert "belong to 4 data owners" in " ".join(str(mcmc.privacy).split())
     assert mcmc.privacy.eps == 20.0
@@ -353,7 +365,7 @@ def test_an_iteration_has_no_array_as_long_as_the_table():
 
 
 def test_pickles_hold_no_sums():
-    mcmc = run(make(eps=20.0))
+    mcmc = reference()
     kernel = mcmc.sampler
     sums = np.asarray(target_of(make(eps=1.0, num_iterations=5), Y).statistics(draw((2,))).value)
     for data in (pickle.dumps(kernel), pickle.dumps(mcmc)):
@@ -519,6 +531,7 @@ def rate(y):
         numpyro.sample("y", dist.Poisson(rate), obs=y)
 
 
+@pytest.mark.slow
 def test_poisson_posterior():
     counts = _rng.poisson(3.0, N)
     draws = posterior_draws(rate, counts, (0, 12))
