@@ -52,7 +52,8 @@ def kernels(eps):
 
 
 def reference(power, X, y):
-    mcmc = numpyro.infer.MCMC(numpyro.infer.NUTS(_tempered(power)), num_warmup=500, num_samples=4000, progress_bar=False)
+    nuts = numpyro.infer.NUTS(_tempered(power))
+    mcmc = numpyro.infer.MCMC(nuts, num_warmup=500, num_samples=4000, progress_bar=False)
     mcmc.run(jax.random.key(1), X, y=y)
     draws = np.asarray(mcmc.get_samples()["b"])
     return draws.mean(0), draws.std(0)

@@ -137,9 +137,12 @@ def release_bit(total: ClippedSum, noise: GridNoise, threshold: jax.Array) -> ja
 
 
 def release_batch_bit(
-    moments: ClippedMoments, weight: float, variance: float, noise: GridNoise, threshold: jax.Array
+    moments: ClippedMoments, weight: float, factor: float, variance: float, noise: GridNoise, threshold: jax.Array
 ) -> jax.Array:
-    """Whether ``weight * sum_i r_i + N(0, variance - v) > threshold``, ``v = weight**2 * sum_i (r_i - mean)**2``.
+    """Whether ``w sum_i r_i + N(0, variance - v) > threshold``, ``v = w^2 factor sum_i (r_i - mean)^2``.
+
+    :param weight: w.
+    :param factor: at most 1.
 
     The batch's own variance counts towards `variance`, so that the total is the same for every batch (Heikkilä et al.
     2019). The noise's standard deviation depends on the rows; therefore nothing but the bit may leave this function.
@@ -147,7 +150,7 @@ def release_batch_bit(
     """
     unit = moments.bound / 2**15
     spread = moments.second - moments.first * (moments.first / moments.size)
-    scale = jnp.sqrt(jnp.maximum(variance - weight**2 * unit**2 * spread, 0))
+    scale = jnp.sqrt(jnp.maximum(variance - weight**2 * factor * unit**2 * spread, 0))
     normal = in_real_units(noise.hi, noise.lo, jnp.ones_like(unit))
     return weight * unit * moments.first + scale * normal > threshold
 

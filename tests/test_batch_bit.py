@@ -29,7 +29,7 @@ def smallest_noise(rows, bound, thresholds):
 
     def bit(steps, threshold):
         noise = GridNoise(steps >> 24, steps & (2**24 - 1))
-        return release_batch_bit(moments, weight, VARIANCE, noise, threshold)
+        return release_batch_bit(moments, weight, 1.0, VARIANCE, noise, threshold)  # the largest factor
 
     def search(threshold):
         def halve(_, ends):

@@ -8,7 +8,8 @@ stable:
     ``xi <-  xi + h (p.p / d - 1)``
 
 The thermostat ``xi`` starts at A and finds the friction at which the momentum has unit temperature, so it also absorbs
-the sampling noise of batches, whose size nobody needs to know. With d = 1 it is slow to do so.
+the sampling noise of batches, whose size nobody needs to know. With d = 1 it is slow to do so. The bias is of first
+order in h, and steps of about 0.4 posterior widths diverge.
 """
 
 from collections.abc import Callable

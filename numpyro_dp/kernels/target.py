@@ -155,8 +155,8 @@ class PrivateTarget:
 
             return self._release_sum(draw, penalized, weight * bound + spread * bound**2)
         size = self._batches.batch_size
-        factor = size / (size - 1) * (1 - size / self.num_rows)  # makes the variance estimate unbiased
-        total = penalized_sum(clipped_moments(ratio, self._batch_rows(draw.batch), bound), weight, factor)
+        moments = clipped_moments(ratio, self._batch_rows(draw.batch), bound)
+        total = penalized_sum(moments, weight, self._sampling_factor(size))
         scale = noise_scale(total.bound, draw.noise_multiplier, self._relation)
         return Released(in_real_units(*release(total, draw.noise), total.bound), scale.astype(total.bound.dtype))
 
@@ -208,7 +208,9 @@ class PrivateTarget:
             raise TypeError("this bit needs batches of a fixed size, and noise")
         moments = clipped_moments(self._row_log_ratio(z, z_new), self._batch_rows(draw.batch), bound)
         weight = self.power * self._batches.weight(self.num_rows)
-        return release_batch_bit(moments, weight, variance, draw.noise, threshold)
+        # Without replacement the estimate varies less the more of the rows are drawn.
+        factor = min(1.0, self._sampling_factor(self._batches.batch_size))
+        return release_batch_bit(moments, weight, factor, variance, draw.noise, threshold)
 
     def prepare_statistics(self, family: BoundFamily, counted: bool) -> None:
         """Sum the sufficient statistics, once if the rows are at hand (under `jit_model_args`: in each iteration).
@@ -282,6 +284,10 @@ class PrivateTarget:
 
     def _batch_rows(self, batch: Batch | None) -> tuple[jax.Array, ...]:
         return self._rows if batch is None else tuple(row[batch.indices] for row in self._rows)
+
+    def _sampling_factor(self, size: int) -> float:
+        """Makes the variance of a batch of `size` rows an unbiased estimate of that of its sum, given all rows."""
+        return size / (size - 1) * (1 - size / self.num_rows)
 
     def _row_log_ratio(self, z: jax.Array, z_new: jax.Array) -> Callable[[tuple], jax.Array]:
         return lambda row: self._row_log_density(z_new, row) - self._row_log_density(z, row)
