@@ -111,6 +111,7 @@ def test_the_verdict_follows_from_the_numbers(shift, r_hat, expected):
     assert "eps = 3" in text
 
 
+@pytest.mark.slow
 def test_the_command_runs_and_writes_its_results(tmp_path, capsys):
     output = tmp_path / "results"
     arguments = ["--eps", "9", "--eps-penalty", "7", "--num-samples", "45", "--num-warmup", "5", "--seed", "3"]

@@ -118,6 +118,7 @@ def test_traced_model_arguments_give_the_same_chains():
 @pytest.mark.parametrize(
     "options", [{"one_component": True, "guided": True}, {"guided": True}, {"dense_mass": True}], ids=str
 )
+@pytest.mark.slow
 def test_variants_of_the_walk(options):
     mcmc = run(make(eps=500.0, **options), num_samples=20, fields=("carry",))
     moves = np.stack([np.diff(draws_of(mcmc)[name], axis=1) != 0 for name in ("mu", "sigma")])
@@ -514,6 +515,7 @@ def posterior_draws(model, table, bounds=None, eps=4000.0, num_samples=3000):
     return draws_of(mcmc)
 
 
+@pytest.mark.slow
 def test_normal_posterior():
     draws = posterior_draws(normal, Y, BOUNDS)
     mu, log_sigma = np.meshgrid(np.linspace(-2, 4, 400), np.linspace(-0.5, 1.5, 400), indexing="ij")

@@ -94,6 +94,8 @@ KINDS = [*FEW, "barker", "sgld_poisson"]
 # The others differ little from one of these here, and are tested with the slow tests.
 EVERYDAY = [*KINDS, "hmc_reuse", "penalty_fixed", "penalty_owners", "barker_batch", "sghmc_truncated", "sghmc_schedule"]
 
+FEW_OF_EACH = [*FEW, "penalty_fixed", "barker_batch", "sghmc_schedule"]
+
 
 def kernels(names, everyday):
     marked = [pytest.param(KERNELS[k], id=k, marks=() if k in everyday else pytest.mark.slow) for k in names]
@@ -173,7 +175,7 @@ def check_run(make, precision):
     assert made == {kind: release["planned"] for kind, release in report.releases.items()}
 
 
-@kernels(KINDS, KINDS)
+@kernels(KINDS, ["penalty", "sgld_poisson"])
 @pytest.mark.parametrize("chain_method", ["sequential", "parallel", jax.vmap], ids=["sequential", "parallel", "vmap"])
 @pytest.mark.parametrize("stock", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["numpyro_dp", "numpyro"])
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")  # NumPyro's, under jax.vmap
@@ -271,7 +273,7 @@ def test_the_start_does_not_depend_on_the_rows(make):
                 assert (a == b).all()
 
 
-@every_kernel
+@kernels(KERNELS, FEW_OF_EACH)
 def test_the_chain_goes_on_over_hostile_rows(make):
     """P5: bad rows neither stop the chain nor make a released value non-finite."""
     table = X.copy()
@@ -295,7 +297,7 @@ def test_a_table_of_hostile_rows_only(make):
     assert all(bool(jnp.isfinite(v).all()) for v in mcmc.get_samples().values())
 
 
-@every_kernel
+@kernels(KERNELS, FEW_OF_EACH)
 def test_random_keys_are_never_reused(make):
     """P15."""
     with jax.debug_key_reuse(True):
@@ -570,7 +572,7 @@ def seeded(make, **options):
     return kernel, kernel.init(jax.random.key(0), 0, None, (X,), {"y": Y})
 
 
-@every_kind
+@kernels(KINDS, ["penalty"])
 def test_a_noise_seed_never_hides_two_queries_under_one_noise(make):
     kernel, state = seeded(make)
     first = noise_of(kernel, state)

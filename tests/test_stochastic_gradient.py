@@ -130,6 +130,7 @@ def test_sghmc_without_friction_heats_up():
     assert expected > 1.5
 
 
+@pytest.mark.slow
 def test_sghmc_makes_room_for_sampling_noise_that_is_known():
     """`gradient_noise`: the part of the friction that batches use up."""
     h, rate = 0.3, 0.25
@@ -149,6 +150,7 @@ def test_sgnht_keeps_the_posterior_at_small_steps(noise):
     assert abs(variance_after(kernel) - 1) < ERROR + 0.03
 
 
+@pytest.mark.slow
 def test_sgnht_takes_up_the_sampling_noise_of_batches():
     """With a thermostat the variance stays near 1 where SGHMC's is far above."""
     h, rate = 0.15, 0.1
