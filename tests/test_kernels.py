@@ -572,7 +572,7 @@ def seeded(make, **options):
     return kernel, kernel.init(jax.random.key(0), 0, None, (X,), {"y": Y})
 
 
-@kernels(KINDS, ["penalty"])
+@kernels([*FEW, "barker"], ["penalty"])
 def test_a_noise_seed_never_hides_two_queries_under_one_noise(make):
     kernel, state = seeded(make)
     first = noise_of(kernel, state)
