@@ -643,9 +643,6 @@ def test_latent_memberships_are_summed_out_exactly():
     "make",
     [
         pytest.param(lambda model: DPPenalty(model, eps=500.0, noise_seed=3, step_size=0.05), id="penalty"),
-        pytest.param(
-            lambda model: DPHMC(model, eps=500.0, noise_seed=3, num_steps=2), id="hmc", marks=pytest.mark.slow
-        ),
         pytest.param(lambda model: DPSGLD(model, eps=20.0, noise_seed=3, batch_size=20), id="sgld"),
     ],
 )
