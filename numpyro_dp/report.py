@@ -103,7 +103,13 @@ class PrivacyReport:
 
     @property
     def events(self) -> tuple[DpEvent, ...]:
-        """Privacy events of everything committed, for dp_accounting's accountants under `neighboring_relation`."""
+        """Privacy events of everything committed, for dp_accounting under `neighboring_relation`.
+
+        For its PLD accountant: its RDP accountant ignores the relation for Gaussians on all rows, and makes half of the
+        true eps of them under replace-one. Batches of a fixed size and accept bits it knows in RDP only.
+
+        :raises ValueError: if dp_accounting has no event for a mechanism, or there is no privacy.
+        """
         if not self.private:
             raise ValueError("a run without noise has no privacy event: it is not private")
         return tuple(
@@ -156,9 +162,10 @@ class PrivacyReport:
             + (f"; n = {self.num_rows}" if self.num_rows is not None else "; n is private"),
         ]
         if self.private:
-            others = ", ".join(f"{name} {eps:.4g}" for name, eps in self.comparison().items())
+            others = ", ".join(f"{name} {round_up(eps, 4)}" for name, eps in self.comparison().items())
+            rho = f"; rho {round_up(self.rho, 6)}" if self.rho else ""
             lines += [
-                f"  accounting   eps by each accountant: {others}" + (f"; rho {self.rho:.6g}" if self.rho else ""),
+                f"  accounting   eps by each accountant: {others}{rho}",
                 f"  spent        eps {self.eps_spent:.6g} so far (bookkeeping; the guarantee is the line above)",
             ]
         for kind, release in self.releases.items():

@@ -532,7 +532,7 @@ class DPKernel(MCMCKernel):
         plan = self._ledger.plan
         settings = (
             [item for item in self._settings() if item[0] not in own],
-            (plan.num_iterations, plan.num_chains, plan.neighboring_relation, type(self).__name__),
+            (plan.num_iterations, self._num_warmup, plan.num_chains, plan.neighboring_relation, type(self).__name__),
         )
         numbers = [np.asarray(leaf) for leaf in jax.tree.leaves(state._replace(rng_key=_key_data(state.rng_key)))]
         owners.check(b"settings", repr(settings).encode())
