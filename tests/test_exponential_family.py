@@ -177,7 +177,14 @@ def target_of(kernel, table):
 
 def draw(shape, noise_multiplier=1.0, noise=0):
     steps = jnp.full(shape, noise, jnp.int32)
-    return Draw(GridNoise(steps, steps), None, jnp.float32(noise_multiplier), jnp.array(True), jnp.zeros(2, jnp.uint32))
+    return Draw(
+        GridNoise(steps, steps),
+        None,
+        jnp.float32(noise_multiplier),
+        jnp.array(True),
+        jnp.zeros(2, jnp.uint32),
+        jnp.array(False),
+    )
 
 
 @pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])

@@ -235,7 +235,7 @@ def test_equal_noise_on_neighbouring_tables_moves_only_the_sums():
         separated = kernel._separate((table,), {"y": y, "group": group})
         target = kernel._target(separated, (table,), {"y": y, "group": group})
         same_noise = GridNoise(jnp.arange(5, dtype=jnp.int32), jnp.arange(5, dtype=jnp.int32))
-        draw = Draw(same_noise, None, jnp.ones(()), jnp.array(True), jnp.zeros(2, jnp.uint32))
+        draw = Draw(same_noise, None, jnp.ones(()), jnp.array(True), jnp.zeros(2, jnp.uint32), jnp.array(False))
         sums.append(np.asarray(target.gradient(draw, jnp.linspace(-1, 1, 5), 0.7).value, float))
     moved = np.linalg.norm(sums[0] - sums[1])
     assert 0 < moved <= 2 * 0.7 + 1e-3  # float32 resolves no more beside the noise

@@ -5,15 +5,19 @@ import pickle
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import owners_model
 import pytest
 
 from numpyro_dp import DPHMC, MCMC, DPPenalty
+from numpyro_dp.kernels.target import Draw, _add_up_with_others
 from numpyro_dp.noise import NoiseSource
+from numpyro_dp.owners import LocalExchange
 
 WORKER = Path(__file__).parent / "owners_chain_worker.py"
 SIZES = (40, 25, 60)
@@ -75,11 +79,11 @@ def test_only_noisy_sums_of_the_planned_number_cross_the_wire(owners):
     for index, result in enumerate(results):
         messages = [(key, value) for key, value in result["sent"] if key.startswith("messages/")]
         sizes = [len(value) for _, value in messages]
-        # A digest of 32 bytes, or 8 bytes for each noisy number and 8 for the (public) noise multiplier.
+        # A digest of 32 bytes, or 8 bytes for each noisy number, for the noise multiplier and for the last decision.
         releases = 2 * 20  # chains, iterations
-        assert sizes.count(32) == 2 * 2
-        assert sizes.count(16) == 2 * releases
-        assert sizes.count(24) == 8 * releases
+        digests = 2 * 2
+        assert sizes.count(24) == 2 * releases  # log ratios
+        assert sizes.count(32) == 8 * releases + digests  # gradients
         assert len(sizes) == 4 + 10 * releases
         assert all(key.endswith(f"/{index}") for key, _ in messages)
         everything = b"".join(value for _, value in result["sent"])
@@ -104,6 +108,28 @@ def test_in_one_process_the_report_tells_what_an_outsider_learns():
     report = str(mcmc.privacy)
     assert mcmc.privacy.eps == 20.0
     assert "the noise of all owners counts: eps is 9." in " ".join(report.split())
+
+
+def test_chains_that_come_apart_end_with_an_error():
+    """Owners' processors may round differently: then a decision may differ one day, and their sums must not be added."""
+    group = LocalExchange.group(2)
+    errors = [None, None]
+
+    def run(index):
+        group[index].check(b"all", b"same")
+        decided = jnp.array(bool(index))
+        draw = Draw(None, None, jnp.ones(()), jnp.array(True), jnp.zeros(2, jnp.uint32), decided)
+        try:
+            jax.block_until_ready(_add_up_with_others(group[index], draw, jnp.int32(1), jnp.int32(2)))
+        except Exception as error:
+            errors[index] = str(error)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert all("have come apart" in error and "owner(s) [1] only" in error for error in errors)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_an_algorithm_gets_nothing_without_noise_in_a_private_run(batches):
     kernel.init(jax.random.key(0), 0, None, (Y,), {})
     target = kernel._target(kernel._separate((Y,), {}), (Y,), {})
     batch = None if batches is None else Batch(np.arange(10), np.array(10))
-    draw = Draw(None, batch, np.ones(()), np.array(True), np.zeros(2, np.uint32))
+    draw = Draw(None, batch, np.ones(()), np.array(True), np.zeros(2, np.uint32), np.array(False))
     z, z_new = np.zeros(1, np.float32), np.ones(1, np.float32)
     for release in (
         lambda: target.log_ratio(draw, z, z_new, 1.0),

@@ -279,7 +279,7 @@ def test_a_scaled_likelihood_is_a_tempered_one():
 def draw_with_noise(shape, noise=(1, 12345), noise_multiplier=2.0):
     """A draw with given noise in steps, ``2**24`` times the first number plus the second."""
     noise = GridNoise(*(jnp.full(shape, part, jnp.int32) for part in noise))
-    return Draw(noise, None, jnp.float32(noise_multiplier), jnp.array(True), jnp.zeros(2, jnp.uint32))
+    return Draw(noise, None, jnp.float32(noise_multiplier), jnp.array(True), jnp.zeros(2, jnp.uint32), jnp.array(False))
 
 
 def test_an_independent_gradient_after_rejection_would_be_a_bug():

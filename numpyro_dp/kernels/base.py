@@ -642,6 +642,7 @@ class DPKernel(MCMCKernel):
                 jnp.full(length, multiplier),
                 jnp.full(length, granted),
                 _tags(nonce, state.i, kinds.index(kind), length),
+                jnp.full(length, state.accepted),
             )
 
         return Grant(granted, {kind: draw(kind) for kind in kinds})

@@ -39,6 +39,7 @@ class Draw(NamedTuple):
     :ivar noise_multiplier: noise standard deviation over sensitivity.
     :ivar granted: whether it is leave at all; without it the noise is 0.
     :ivar tag: number of the release, the same for all data owners.
+    :ivar accepted: whether the chain's last proposal was accepted: by it, owners see that they run the same chain.
     """
 
     noise: GridNoise | None
@@ -46,6 +47,7 @@ class Draw(NamedTuple):
     noise_multiplier: jax.Array
     granted: jax.Array
     tag: jax.Array
+    accepted: jax.Array
 
 
 class Grant(NamedTuple):
@@ -302,10 +304,12 @@ def _add_up_with_others(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Total of all owners' noisy sums, in steps, and the noise multiplier of the total.
 
-    What is sent: this owner's noisy integers and its noise multiplier, which is public.
+    What is sent: this owner's noisy integers, its noise multiplier, which is public, and the last accept decision,
+    which is released: machines that round differently could take different decisions one day, and would add up sums of
+    different proposals from then on.
     """
 
-    def host(hi, lo, multiplier, granted, tag):
+    def host(hi, lo, multiplier, granted, tag, accepted):
         if not granted:
             raise PrivacyBudgetError(
                 "the privacy budget of this data owner is used up: nothing more is sent to the others. Give the "
@@ -313,9 +317,16 @@ def _add_up_with_others(
             )
         steps = (np.asarray(hi, np.int64) << 24) + np.asarray(lo, np.int64)
         variance = np.array([float(multiplier) ** 2]).view(np.int64)
-        gathered = others.exchange(np.asarray(tag).tobytes(), np.concatenate([steps.ravel(), variance]))
-        total = gathered[:, :-1].sum(0).reshape(steps.shape)
-        variances = np.ascontiguousarray(gathered[:, -1]).view(np.float64)
+        message = np.concatenate([steps.ravel(), variance, [int(accepted)]])
+        gathered = others.exchange(np.asarray(tag).tobytes(), message)
+        if len(set(gathered[:, -1].tolist())) > 1:
+            raise RuntimeError(
+                "the owners' chains have come apart: the last proposal was accepted at owner(s) "
+                f"{np.flatnonzero(gathered[:, -1]).tolist()} only. Run the same versions of JAX and NumPyro on the same "
+                "kind of processor everywhere, or in float64"
+            )
+        total = gathered[:, :-2].sum(0).reshape(steps.shape)
+        variances = np.ascontiguousarray(gathered[:, -2]).view(np.float64)
         return (
             (total >> 24).astype(np.int32),
             (total & (2**24 - 1)).astype(np.int32),
@@ -324,4 +335,5 @@ def _add_up_with_others(
 
     multiplier = draw.noise_multiplier
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (hi, lo, multiplier))
-    return io_callback(host, shapes, hi, lo, multiplier, draw.granted, draw.tag)
+    operands = (hi, lo, multiplier, draw.granted, draw.tag, draw.accepted)
+    return io_callback(host, shapes, *operands)
