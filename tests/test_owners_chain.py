@@ -111,7 +111,7 @@ def test_in_one_process_the_report_tells_what_an_outsider_learns():
 
 
 def test_chains_that_come_apart_end_with_an_error():
-    """Owners' processors may round differently: then a decision may differ one day, and their sums must not be added."""
+    """Processors may round differently: then a decision may differ one day, and the sums must not be added."""
     group = LocalExchange.group(2)
     errors = [None, None]
 
