@@ -138,13 +138,9 @@ def plan_for_budget(
         raise ValueError(f"the shares of a budget add up to 1 at most, got {[k.share for k in wanted.values()]}")
     if eps == math.inf:
         multipliers = dict.fromkeys(wanted, 0.0)
-    elif all(isinstance(m, Gaussian) for kind in wanted.values() for m in kind.mechanisms(1.0)[:2]) and not any(
-        len(kind.counts) > 1 for kind in wanted.values()
-    ):
+    elif all(map(_is_gaussian_scale, wanted.values())):
         rho = accounting.gaussian_rho(eps, delta)
-        multipliers = {
-            name: accounting.noise_multiplier_for(kind.share * rho, kind.counts[0]) for name, kind in wanted.items()
-        }
+        multipliers = {name: _gaussian_multiplier(kind, rho) for name, kind in wanted.items()}
     else:
         base = {name: math.sqrt(sum(kind.counts) / kind.share) for name, kind in wanted.items()}
 
@@ -162,6 +158,24 @@ def plan_for_budget(
                 f"above {MAX_NOISE_MULTIPLIER:.3g}: no posterior can come of it. Raise eps or run fewer iterations"
             )
     return Plan(eps, delta, neighboring_relation, kinds, num_iterations, num_chains, num_rows)
+
+
+def _is_gaussian_scale(kind: Wanted) -> bool:
+    """Whether all mechanisms are Gaussian, with noise proportional to the argument: then what they cost is exact."""
+    once, twice = kind.mechanisms(1.0), kind.mechanisms(2.0)
+    return all(
+        isinstance(m, Gaussian) and double.noise_multiplier == 2 * m.noise_multiplier
+        for m, double in zip(once, twice, strict=True)
+    )
+
+
+def _gaussian_multiplier(kind: Wanted, rho: float) -> float:
+    """The argument of `kind.mechanisms` with which they cost the kind's share of `rho`, up to rounding."""
+    if len(kind.counts) == 1 and kind.mechanisms(1.0)[0].noise_multiplier == 1:
+        return accounting.noise_multiplier_for(kind.share * rho, kind.counts[0])
+    # Each mechanism's noise is proportional to the argument.
+    cost = math.fsum(count * (m.rho or 0.0) for m, count in zip(kind.mechanisms(1.0), kind.counts, strict=True))
+    return math.sqrt(cost / (kind.share * rho)) * (1 + 1e-13)
 
 
 def plan_for_noise(
@@ -240,6 +254,31 @@ class Ledger:
             self._plan = plan
             self._spent = {name: [0] * len(kind.counts) for name, kind in plan.kinds.items()}
             self._context = repr((plan, context)).encode()
+
+    def assign(self, reserve: str, kinds: Mapping[str, Releases]) -> None:
+        """Decide what a kind of release that was kept in reserve is spent on.
+
+        The choice may follow from what was released before: whatever it is, this stage costs no more than was planned
+        for it, so that adaptive composition covers it (Dong, Roth and Su 2022, Theorem 4).
+
+        :raises PrivacyBudgetError: if `kinds` are not Gaussian, cost more, or the reserve is touched or gone.
+        """
+        with self._lock:
+            plan = self.plan
+            if reserve not in plan.kinds or any(self._spent[reserve]):
+                raise PrivacyBudgetError(f"there is no untouched {reserve} in the budget of this kernel")
+            if set(kinds) & set(plan.kinds):
+                raise ValueError(f"{sorted(set(kinds) & set(plan.kinds))} are planned already")
+            new, old = flat_releases(kinds), flat_releases({reserve: plan.kinds[reserve]})
+            if not all(isinstance(mechanism, Gaussian) for mechanism, _ in (*new, *old)):
+                raise PrivacyBudgetError("only Gaussian releases may be decided on later")
+            costs = [math.fsum(count * (m.rho or 0.0) for m, count in releases) for releases in (new, old)]
+            if not costs[0] <= costs[1]:
+                raise PrivacyBudgetError(f"rho {costs[0]:g} is wanted from a reserve of {costs[1]:g}")
+            left = {name: kind for name, kind in plan.kinds.items() if name != reserve}
+            self._plan = dataclasses.replace(plan, kinds={**left, **kinds})
+            del self._spent[reserve]
+            self._spent |= {name: [0] * len(kind.counts) for name, kind in kinds.items()}
 
     def bind_table(self, leaves: Sequence[Any]) -> None:
         """Remember which arrays the budget is for, without keeping them alive or reading them.

@@ -51,6 +51,7 @@ class MCMC(numpyro_mcmc.MCMC):
         try:
             self.sampler.require_budget(steps, self.num_chains, args, kwargs, planned, start)
             with _no_compilation_cache_on_disk():
+                self.sampler.prepare(*args, **kwargs)
                 super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
                 jax.block_until_ready(self._last_state)
         finally:

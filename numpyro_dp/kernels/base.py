@@ -7,7 +7,7 @@ whole state may be published; it holds no key from which noise was drawn.
 
 import dataclasses
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypedDict, TypeVar
@@ -139,7 +139,40 @@ def only(kind: type, options: Options) -> Options:
     return options
 
 
-class DPKernel(MCMCKernel):
+class Algorithm(ABC):
+    """What an algorithm defines: what it releases in an iteration, and how it goes on from there."""
+
+    @abstractmethod
+    def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
+        """How many releases of each kind so many iterations need; `resumed` chains have done iterations before."""
+
+    @abstractmethod
+    def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
+        """Shape of one iteration's noise for each kind of release."""
+
+    @abstractmethod
+    def _request(self, carry: Any) -> dict[str, jax.Array | int]:
+        """How many releases of each kind the next iteration makes."""
+
+    @abstractmethod
+    def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
+        """What the algorithm carries along, at the start. Not from data."""
+
+    @abstractmethod
+    def _transition(
+        self,
+        target: PrivateTarget,
+        grant: Grant,
+        rng_key: jax.Array,
+        i: jax.Array,
+        z: jax.Array,
+        adapt: Any,
+        carry: Any,
+    ) -> Transition:
+        """One iteration from the flat unconstrained point `z`."""
+
+
+class DPKernel(MCMCKernel, Algorithm):
     """Base of the private kernels. `KernelOptions` and `MetropolisOptions` tell what all of them take."""
 
     def __init__(
@@ -208,42 +241,16 @@ class DPKernel(MCMCKernel):
         self._described: dict[str, Any] | None = None
         self._seed_is_guessable = noise_seed is not None and abs(noise_seed) < 2**64
 
-    # -- What an algorithm defines -----------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
-        """How many releases of each kind so many iterations need; `resumed` chains have done iterations before."""
+    @property
+    def _algorithm(self) -> Algorithm:
+        """What decides on the next iteration: the kernel itself, unless it has chosen another algorithm."""
+        return self
 
     def _mechanisms(
         self, kind: str, noise_multiplier: float, num_rows: int, num_iterations: int
     ) -> tuple[Mechanism, ...]:
         """What the accountant shall see: one mechanism, or one for each iteration where the noise changes."""
         return (self._batches.mechanism(noise_multiplier, num_rows),)
-
-    @abstractmethod
-    def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
-        """Shape of one iteration's noise for each kind of release."""
-
-    @abstractmethod
-    def _request(self, carry: Any) -> dict[str, jax.Array | int]:
-        """How many releases of each kind the next iteration makes."""
-
-    @abstractmethod
-    def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
-        """What the algorithm carries along, at the start. Not from data."""
-
-    @abstractmethod
-    def _transition(
-        self,
-        target: PrivateTarget,
-        grant: Grant,
-        rng_key: jax.Array,
-        i: jax.Array,
-        z: jax.Array,
-        adapt: Any,
-        carry: Any,
-    ) -> Transition:
-        """One iteration from the flat unconstrained point `z`."""
 
     # -- The interface of MCMCKernel ---------------------------------------------------------------------------------
 
@@ -272,9 +279,10 @@ class DPKernel(MCMCKernel):
         self._commit(separated)
         self._ledger.require_size(separated.num_rows)
         batch = 1 if is_prng_key(rng_key) else rng_key.shape[0]
-        self._ledger.require(self._releases(1, batch, resumed=True), 1, None, f"{batch} more iteration(s)")
+        self._ledger.require(self._algorithm._releases(1, batch, resumed=True), 1, None, f"{batch} more iteration(s)")
         self._ledger.bind_table(_private_leaves(separated, model_args, model_kwargs))
         self._num_warmup = num_warmup
+        self._prepare(separated, model_args, model_kwargs)
         if is_prng_key(rng_key):
             keys = random.split(rng_key, 4)
         else:
@@ -329,11 +337,21 @@ class DPKernel(MCMCKernel):
         """
         self._commit(self._separate(model_args, model_kwargs), planned, num_chains)
         self._ledger.require(
-            self._releases(num_iterations, num_chains, start > 0),
+            self._algorithm._releases(num_iterations, num_chains, start > 0),
             num_iterations,
             start,
             f"{num_chains} chain(s) of {num_iterations} iterations",
         )
+
+    def prepare(self, *model_args: Any, **model_kwargs: Any) -> None:
+        """Do what has to be done once, before any chain starts; `init` does it otherwise. Here: nothing."""
+        separated = self._separate(model_args, model_kwargs)
+        self._commit(separated)
+        self._ledger.bind_table(_private_leaves(separated, model_args, model_kwargs))
+        self._prepare(separated, model_args, model_kwargs)
+
+    def _prepare(self, separated: SeparableModel, model_args: tuple, model_kwargs: dict) -> None:
+        """What `prepare` does in the end."""
 
     def without_data(self, model_args: tuple, model_kwargs: dict) -> tuple[tuple, dict]:
         """The model's arguments with one placeholder row in the place of the table; nothing if they were refused."""
@@ -436,7 +454,7 @@ class DPKernel(MCMCKernel):
             *self._describe_target(plan),
             *self._describe_owners(plan),
         ]
-        if self._default_clips:
+        if self._default_clips and self._algorithm is self:
             names = " and ".join(f"clip_{name}" for name in self._default_clips)
             assumptions.append(
                 f"{names} stayed at the default of {DEFAULT_CLIP:g}, not chosen for this model: privacy holds, but "
@@ -462,11 +480,10 @@ class DPKernel(MCMCKernel):
         self._batches.check(n, self._neighboring_relation)
         if isinstance(self._owners, OwnerIndex) and self._owners.of_row.shape != (n,):
             raise ValueError(f"owners has shape {self._owners.of_row.shape}, but there are {n} rows")
-        counts = self._releases(planned, num_chains)
         common: dict[str, Any] = {
             "delta": 0.1 / n if self._delta is None else self._delta,
             "neighboring_relation": self._neighboring_relation,
-            "wanted": {kind: self._wanted(kind, count, n, planned) for kind, count in counts.items()},
+            "wanted": self._wanted(n, planned, num_chains),
             "num_iterations": planned,
             "num_chains": num_chains,
             "num_rows": n if self._neighboring_relation == "replace_one" else None,
@@ -480,12 +497,16 @@ class DPKernel(MCMCKernel):
         self._described = self._describe_table(separated)
         self._ledger.commit(plan, repr((type(self).__name__, self._settings())))
 
-    def _wanted(self, kind: str, count: int, num_rows: int, num_iterations: int) -> Wanted:
-        def mechanisms(noise_multiplier: float) -> tuple[Mechanism, ...]:
-            return self._mechanisms(kind, noise_multiplier, num_rows, num_iterations)
+    def _wanted(self, num_rows: int, num_iterations: int, num_chains: int) -> dict[str, Wanted]:
+        """Everything that the budget is for."""
 
-        stages = len(mechanisms(1.0))
-        return Wanted(mechanisms, (count // stages,) * stages, self._shares[kind])
+        def wanted(kind: str, count: int) -> Wanted:
+            mechanisms = partial(self._mechanisms, kind, num_rows=num_rows, num_iterations=num_iterations)
+            stages = len(mechanisms(1.0))
+            return Wanted(mechanisms, (count // stages,) * stages, self._shares[kind])
+
+        counts = self._releases(num_iterations, num_chains)
+        return {kind: wanted(kind, count) for kind, count in counts.items()}
 
     def _check_plan(self, plan: Plan, num_rows: int) -> None:
         """Refuse a plan with which the algorithm cannot work, before anything is released."""
@@ -564,10 +585,11 @@ class DPKernel(MCMCKernel):
     def _step(self, separated: SeparableModel, target: PrivateTarget, state: DPState) -> DPState:
         rng_key, nonce_key, move_key = random.split(state.rng_key, 3)
         z = separated.ravel(state.z)
-        grant = self._ask(nonce_key, state, target, separated.num_rows)
+        releases = self._algorithm._noise_shapes(target.num_params)
+        grant = self._ask(nonce_key, state, target, separated.num_rows) if releases else Grant(jnp.array(True), {})
 
         def move() -> Transition:
-            return self._transition(target, grant, move_key, state.i, z, state.adapt_state, state.carry)
+            return self._algorithm._transition(target, grant, move_key, state.i, z, state.adapt_state, state.carry)
 
         def stay() -> Transition:
             return Transition(
@@ -605,11 +627,11 @@ class DPKernel(MCMCKernel):
         Nothing about the budget is compiled into the step or kept in the state, so neither a stale compilation nor a
         state from another kernel can change what a release costs.
         """
-        request = self._request(state.carry)
+        request = self._algorithm._request(state.carry)
         kinds = tuple(request)
         ledger, batches = self._ledger, self._batches
         private = ledger.plan.private
-        shapes = self._noise_shapes(target.num_params)
+        shapes = self._algorithm._noise_shapes(target.num_params)
         if isinstance(self._owners, OwnerIndex):  # each of them adds noise of its own
             shapes = {kind: (shape[0], self._owners.num_owners, *shape[1:]) for kind, shape in shapes.items()}
         dtype = jnp.result_type(float)
@@ -686,7 +708,7 @@ class DPKernel(MCMCKernel):
             noise_scale=zero,
             exhausted=jnp.array(False),
             adapt_state=adapt_state,
-            carry=self._init_carry(carry_key, z),
+            carry=self._algorithm._init_carry(carry_key, z),
             rng_key=rng_key,
         )
 

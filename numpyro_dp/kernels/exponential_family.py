@@ -28,7 +28,8 @@ from jax import random
 
 from numpyro_dp.families import BoundFamily, ExponentialFamily, family_of
 from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Transition, only
-from numpyro_dp.kernels.penalty import accept_with_penalty, moving_components, random_walk_jump
+from numpyro_dp.kernels.penalty import moving_components, random_walk_jump
+from numpyro_dp.kernels.penalty_test import accept_with_penalty
 from numpyro_dp.kernels.target import Grant, PrivateTarget
 from numpyro_dp.model import SeparableModel
 

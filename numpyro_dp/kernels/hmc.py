@@ -26,9 +26,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
-from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Transition, only
-from numpyro_dp.kernels.penalty import penalty_test
+from numpyro_dp.kernels.base import MetropolisOptions, Transition, only
+from numpyro_dp.kernels.penalty_test import penalty_test
+from numpyro_dp.kernels.prepared import PreparedKernel, resolve_preparation, without_preparation
 from numpyro_dp.kernels.target import Draw, Grant, PrivateTarget
+from numpyro_dp.preparation import Preparation
 
 LEAPFROGS = ("position", "fresh", "reuse")
 
@@ -46,7 +48,7 @@ class HMCCarry(NamedTuple):
     has_gradient: jax.Array
 
 
-class DPHMC(DPKernel):
+class DPHMC(PreparedKernel):
     """Differentially private Hamiltonian Monte Carlo.
 
     **Formal guarantee.** All chains and all iterations, warmup and rejections included, are ``(eps, delta)``-DP under
@@ -81,19 +83,35 @@ class DPHMC(DPKernel):
         eps: float | None = None,
         delta: float | None = None,
         *,
+        prepare: Preparation | bool | None = None,
+        noise_aware: bool = True,
         clip_ratio: float | None = None,
         clip_grad: float | None = None,
         step_size: float | None = None,
         num_steps: int | None = None,
         trajectory_length: float | None = None,
-        leapfrog: str = "position",
-        grad_share: float = 0.5,
-        jitter: float = 0.2,
+        leapfrog: str | None = None,
+        grad_share: float | None = None,
+        jitter: float | None = None,
         noise_multiplier_ratio: float | None = None,
         noise_multiplier_grad: float | None = None,
         **options: Unpack[MetropolisOptions],
     ):
+        plain = {
+            "clip_ratio": clip_ratio,
+            "clip_grad": clip_grad,
+            "step_size": step_size,
+            "num_steps": num_steps,
+            "trajectory_length": trajectory_length,
+            "leapfrog": leapfrog,
+            "grad_share": grad_share,
+            "jitter": jitter,
+        }
+        preparation = resolve_preparation(prepare, eps, plain | without_preparation(options))
         options.setdefault("target_accept_prob", 0.4)
+        leapfrog = "position" if leapfrog is None else leapfrog
+        grad_share = 0.5 if grad_share is None else grad_share
+        jitter = 0.2 if jitter is None else jitter
         super().__init__(
             model,
             eps,
@@ -102,6 +120,8 @@ class DPHMC(DPKernel):
             shares={"ratio": 1 - grad_share, "grad": grad_share},
             clips={"ratio": clip_ratio, "grad": clip_grad},
             step_size=step_size,
+            prepare=preparation,
+            noise_aware=noise_aware,
             **only(MetropolisOptions, options),
         )
         if leapfrog not in LEAPFROGS:

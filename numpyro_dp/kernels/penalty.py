@@ -27,6 +27,7 @@ one is half as large again). Both rest on the estimate being normal, so the post
 the sampling variance is about 1 or below: temper the likelihood (`power`, `n0`), or take small steps.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, Unpack
@@ -35,43 +36,12 @@ import jax
 import jax.numpy as jnp
 from jax import random
 
-from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Transition, only
-from numpyro_dp.kernels.target import Draw, Grant, PrivateTarget
+from numpyro_dp.kernels.base import MetropolisOptions, Transition, only
+from numpyro_dp.kernels.penalty_test import penalty_test
+from numpyro_dp.kernels.prepared import PreparedKernel, resolve_preparation, without_preparation
+from numpyro_dp.kernels.target import Grant, PrivateTarget
+from numpyro_dp.preparation import Preparation
 from numpyro_dp.subsampling import Batches, FixedBatches
-
-
-def penalty_test(
-    target: PrivateTarget,
-    draw: Draw,
-    rng_key: jax.Array,
-    z: jax.Array,
-    z_new: jax.Array,
-    public_log_ratio: jax.Array,
-    clip_ratio: float,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The accept decision for ``z -> z_new``, shared by all penalty kernels.
-
-    :param public_log_ratio: the part of the log acceptance ratio that no row enters: prior, proposal, momentum.
-    :param clip_ratio: each row's log ratio is clipped to this times the distance.
-    :return: accepted; estimated acceptance probability, from the noisy ratio; noise standard deviation.
-    """
-    distance = jnp.linalg.norm(z_new - z)
-    bound = clip_ratio if math.isinf(clip_ratio) else clip_ratio * distance
-    ratio, scale = target.log_ratio(draw, z, z_new, bound)
-    return accept_with_penalty(rng_key, ratio + public_log_ratio, scale, z_new)
-
-
-def accept_with_penalty(
-    rng_key: jax.Array, log_ratio: jax.Array, scale: jax.Array, z_new: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Accept by a log ratio that carries normal noise of standard deviation `scale`; see `penalty_test`."""
-    log_accept = log_ratio - scale**2 / 2
-    # A jump to nowhere is a matter of released values; what the rows said about it is not used.
-    possible = jnp.all(jnp.isfinite(z_new)) & ~jnp.isnan(log_accept)
-    log_accept = jnp.where(possible, log_accept, -jnp.inf)
-    # The logarithm of a float32 uniform number is -inf once in 2**23 draws, and would accept anything.
-    accepted = -random.exponential(rng_key, dtype=z_new.dtype) < log_accept
-    return accepted, jnp.exp(jnp.minimum(log_accept, 0.0)), jnp.asarray(scale, log_ratio.dtype)
 
 
 def random_walk_jump(
@@ -97,7 +67,7 @@ def moving_components(rng_key: jax.Array, size: int, one_component: bool) -> jax
     return jnp.arange(size) == random.randint(rng_key, (), 0, size)
 
 
-class DPPenalty(DPKernel):
+class DPPenalty(PreparedKernel):
     """Differentially private random-walk Metropolis with the penalty test.
 
     **Formal guarantee.** All chains and all iterations, warmup and rejections included, are ``(eps, delta)``-DP under
@@ -131,6 +101,7 @@ class DPPenalty(DPKernel):
         eps: float | None = None,
         delta: float | None = None,
         *,
+        prepare: Preparation | bool | None = None,
         clip_ratio: float | None = None,
         one_component: bool = False,
         guided: bool = False,
@@ -139,10 +110,21 @@ class DPPenalty(DPKernel):
         noise_multiplier_ratio: float | None = None,
         **options: Unpack[MetropolisOptions],
     ):
+        plain = {
+            "clip_ratio": clip_ratio,
+            "one_component": one_component or None,
+            "guided": guided or None,
+            "step_size": step_size,
+            "batch_size": batch_size,
+        }
+        preparation = resolve_preparation(prepare, eps, plain | without_preparation(options))
+        if preparation is not None:
+            preparation = dataclasses.replace(preparation, mode="walk")
         super().__init__(
             model,
             eps,
             delta,
+            prepare=preparation,
             noise_multipliers={"ratio": noise_multiplier_ratio},
             clips={"ratio": clip_ratio},
             batch_size=batch_size,

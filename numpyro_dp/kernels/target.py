@@ -5,8 +5,9 @@ the result: there is no way from here to an exact sum. An algorithm written on t
 whatever it likes.
 """
 
+import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -15,7 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from numpyro_dp.clipping import ClippedSum, OwnerIndex, UnclippedSum, clipped_moments, clipped_sum, penalized_sum
+from numpyro_dp.clipping import (
+    ClippedSum,
+    OwnerIndex,
+    UnclippedSum,
+    chunk_rows,
+    clipped_moments,
+    clipped_sum,
+    penalized_sum,
+)
 from numpyro_dp.families import BoundFamily
 from numpyro_dp.ledger import PrivacyBudgetError
 from numpyro_dp.model import SeparableModel
@@ -70,6 +79,17 @@ class Released(NamedTuple):
 
     value: jax.Array
     scale: jax.Array
+
+
+class Grid(NamedTuple):
+    """Candidates for a clip bound, ``smallest * ratio**j`` for j below ``2**num_counts``.
+
+    :ivar ratio: from one candidate to the next.
+    :ivar num_counts: releases that finding one of them takes.
+    """
+
+    ratio: float
+    num_counts: int
 
 
 class Exchange(Protocol):
@@ -144,7 +164,7 @@ class PrivateTarget:
         self._require_noise(draw.noise)
         ratio = self._row_log_ratio(z, z_new)
         if isinstance(self._batches, AllRows):
-            released = self._release_sum(draw, ratio, bound)
+            released = self.release_sum(draw, ratio, bound)
             return Released(self.power * released.value, self.power * released.scale)
         weight = self.power * self._batches.weight(self.num_rows)
         if isinstance(self._batches, PoissonBatches):
@@ -155,7 +175,7 @@ class PrivateTarget:
                 r = _clip(ratio(row), bound)
                 return weight * r - spread * r**2
 
-            return self._release_sum(draw, penalized, weight * bound + spread * bound**2)
+            return self.release_sum(draw, penalized, weight * bound + spread * bound**2)
         size = self._batches.batch_size
         moments = clipped_moments(ratio, self._batch_rows(draw.batch), bound)
         total = penalized_sum(moments, weight, self._sampling_factor(size))
@@ -168,7 +188,7 @@ class PrivateTarget:
         :param bound: each row's gradient (before tempering) is clipped to norm `bound`.
         """
         gradient = jax.grad(self._row_log_density)
-        released = self._release_sum(draw, lambda row: gradient(z, row), bound, width=self.num_params)
+        released = self.release_sum(draw, lambda row: gradient(z, row), bound, width=self.num_params)
         weight = self.gradient_weight
         return Released(weight * released.value, weight * released.scale)
 
@@ -244,11 +264,88 @@ class PrivateTarget:
 
     # -- The one door ------------------------------------------------------------------------------------------------
 
-    def _release_sum(
+    def release_sum(
         self, draw: Draw, per_row: Callable[[tuple], jax.Array], bound: jax.Array | float, width: int = 1
     ) -> Released:
-        """Sum of `per_row` over the draw's rows, clipped to `bound`, with the draw's noise."""
+        """Sum of `per_row` over the draw's rows, clipped to `bound`, with the draw's noise; not tempered.
+
+        :param per_row: from one-row slices to a scalar or a vector, which is clipped in norm.
+        :param width: about how many numbers one row needs on the way.
+        """
         return self._release(draw, self._sum(draw.batch, per_row, bound, width))
+
+    def find_bounds(
+        self,
+        draws: Draw,
+        per_row: Callable[[tuple], jax.Array],
+        grids: Sequence[Grid],
+        smallest: jax.Array,
+        thresholds: jax.Array,
+        width: int = 1,
+    ) -> jax.Array:
+        """For each of the numbers that `per_row` gives, a bound that few rows exceed: a noisy binary search.
+
+        It finds the smallest bound of a grid that at most so many rows exceed as the threshold says, or as three
+        standard deviations of a noisy count: fewer could not be told from none. Each step releases one count.
+
+        :param draws: one for each count, those for the first number first.
+        :param per_row: from one-row slices to k numbers; NaN exceeds nothing.
+        :param grids: k of them.
+        :param smallest: shape (k,), the lower end of each grid.
+        :param thresholds: shape (k,).
+        :param width: about how many numbers one row needs on the way.
+        :return: shape (k,).
+        """
+        self._require_all_rows()
+        values = jax.lax.map(
+            lambda row: per_row(tuple(part[None] for part in row)),
+            self._rows,
+            batch_size=min(self._rows[0].shape[0], chunk_rows(width)),
+        )
+        # Centred indicators have half the norm; but where n is private it may not be added back.
+        centre = 0.5 if self._relation == "replace_one" else 0.0
+
+        def search(values: jax.Array, draws: Draw, grid: Grid, smallest: jax.Array, threshold: jax.Array) -> jax.Array:
+            def bound(position: jax.Array) -> jax.Array:
+                return smallest * grid.ratio ** position.astype(values.dtype)
+
+            def halve(state: tuple, draw: Draw) -> tuple:
+                low, high = state
+                middle = (low + high) // 2
+
+                def exceeds(row: tuple) -> jax.Array:
+                    return jnp.where(row[0][0] > bound(middle), 1 - centre, -centre).astype(values.dtype)
+
+                count = self._release(draw, clipped_sum(exceeds, (values,), 1 - centre))
+                few = count.value + centre * self.num_rows <= jnp.maximum(threshold, 3 * count.scale)
+                return (jnp.where(few, low, middle + 1), jnp.where(few, middle, high)), None
+
+            start = (jnp.zeros((), jnp.int32), jnp.full((), 2**grid.num_counts - 1, jnp.int32))
+            (_, found), _ = jax.lax.scan(halve, start, draws)
+            return bound(found)
+
+        found, used = [], 0
+        for k, grid in enumerate(grids):
+            part = jax.tree.map(lambda leaf, a=used, b=used + grid.num_counts: leaf[a:b], draws)
+            found.append(search(values[:, k], part, grid, smallest[k], thresholds[k]))
+            used += grid.num_counts
+        return jnp.stack(found)
+
+    @property
+    def rows(self) -> tuple[jax.Array, ...]:
+        """The private arrays, for a program that takes them as arguments instead of holding them as constants."""
+        return self._rows
+
+    def on(self, rows: tuple[jax.Array, ...]) -> "PrivateTarget":
+        """The same target with its rows given anew: those of `rows`, traced."""
+        other = copy.copy(self)
+        other._rows = rows
+        return other
+
+    @property
+    def row_log_density(self) -> Callable[[jax.Array, tuple], jax.Array]:
+        """``(flat z, one-row slices) -> log p(row | z)``, not tempered."""
+        return self._row_log_density
 
     def _sum(
         self, batch: Batch | None, per_row: Callable[[tuple], jax.Array], bound: jax.Array | float, width: int

@@ -1,0 +1,251 @@
+"""The likelihood as the preparation may see it: noisy sums of clipped derivatives, in the coordinates of a cut.
+
+Coordinates are ``phi = center + whitening @ u``. All questions are about ``u`` near 0; each answer is a release of a
+`PrivateTarget`, with its own `Draw`, and each row enters it with a norm of at most the bound that goes with it.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dp.cut import Cut
+from numpyro_dp.kernels.target import Draw, Grid, PrivateTarget, Released
+
+
+class Frame(NamedTuple):
+    """Coordinates ``phi = center + whitening @ u``; released or public.
+
+    :ivar center: shape (m,).
+    :ivar whitening: shape (m, m).
+    """
+
+    center: np.ndarray | jax.Array
+    whitening: np.ndarray | jax.Array
+
+    def at(self, u: jax.Array) -> jax.Array:
+        """phi of `u`."""
+        return self.center + self.whitening @ u
+
+
+class Survey:
+    """Questions about the log likelihood as a function of phi (tempered by the target's power).
+
+    Programs take the rows as arguments: as constants they would be copied into each, and into JAX's cache on disk.
+    """
+
+    def __init__(self, target: PrivateTarget, cut: Cut):
+        self._target = target
+        self._cut = cut
+        self.size = cut.size
+        self.num_rows, self.power = target.num_rows, target.power
+        self.dtype = jnp.result_type(float)
+        self._bounds = jax.jit(self._find_bounds, static_argnums=3)
+        self._derivatives = jax.jit(self._sum_derivatives)
+        self._gains = jax.jit(self._sum_gains)
+        self._residual_bound = jax.jit(self._find_residual_bound, static_argnums=3)
+        self._residuals = jax.jit(self._sum_residuals)
+        self._slope = jax.jit(self._find_slope, static_argnums=3)
+
+    def bounds(
+        self,
+        draws: Draw,
+        frame: Frame,
+        grids: tuple[Grid, Grid],
+        smallest: tuple[float, float],
+        thresholds: tuple[float, float],
+    ) -> np.ndarray:
+        """Clip bounds for the rows' gradients and Hessians, see `PrivateTarget.find_bounds`: shape (2,)."""
+        numbers = (jnp.asarray(x, self.dtype) for x in (smallest, thresholds))
+        return np.asarray(self._bounds(self._target.rows, draws, self._cast(frame), grids, *numbers), float)
+
+    def derivatives(
+        self, draws: tuple[Draw, Draw], frame: Frame, bounds: np.ndarray
+    ) -> tuple[np.ndarray, float, np.ndarray, float]:
+        """Gradient and Hessian of the log likelihood with respect to ``u`` at 0.
+
+        :param bounds: of one row's gradient norm and of one row's Hessian's Frobenius norm, not tempered.
+        :return: gradient (m,), standard deviation of its noise in each entry; Hessian (m, m), standard deviation of
+            the noise in its diagonal (off the diagonal it is smaller by the square root of 2).
+        """
+        gradient, hessian = self._derivatives(
+            self._target.rows, draws, self._cast(frame), jnp.asarray(bounds, self.dtype)
+        )
+        flat = np.asarray(hessian.value, float)
+        matrix = np.zeros((self.size, self.size))
+        rows, columns = np.tril_indices(self.size)
+        matrix[rows, columns] = flat / np.where(rows == columns, 1, np.sqrt(2))
+        matrix += np.tril(matrix, -1).T
+        return np.asarray(gradient.value, float), float(gradient.scale), matrix, float(hessian.scale)
+
+    def gains(self, draw: Draw, start: np.ndarray, ends: np.ndarray, bounds: np.ndarray) -> tuple:
+        """How much the log likelihood rises from `start` to each of `ends`, one release for all of them.
+
+        :param ends: shape (k, m).
+        :param bounds: shape (k,): largest rise or fall of one row that is counted in full.
+        :return: rises (k,) and standard deviations of their noise (k,).
+        """
+        start, ends, bounds = (jnp.asarray(x, self.dtype) for x in (start, ends, bounds))
+        found = self._gains(self._target.rows, draw, start, ends, bounds)
+        return np.asarray(found.value, float) * np.asarray(bounds), float(found.scale) * np.asarray(bounds)
+
+    def residual_bound(
+        self, draws: Draw, frame: Frame, bounds: np.ndarray, points: np.ndarray, grid: Grid, smallest: float, thr: float
+    ) -> float:
+        """A bound for the norm of one row's `residuals` at `points`."""
+        numbers = (jnp.asarray(x, self.dtype) for x in (bounds, points, [smallest], [thr]))
+        return float(self._residual_bound(self._target.rows, draws, self._cast(frame), grid, *numbers))
+
+    def residuals(
+        self, draw: Draw, frame: Frame, bounds: np.ndarray, points: np.ndarray, bound: float
+    ) -> tuple[np.ndarray, float]:
+        """The log likelihood minus its quadratic expansion at public points ``u``, one release for all of them.
+
+        The expansion is made of the rows' clipped derivatives: the residual gives back what the clip takes.
+
+        :param bounds: of the derivatives.
+        :param points: shape (k, m).
+        :return: residuals (k,), standard deviation of the noise in each.
+        """
+        numbers = (jnp.asarray(x, self.dtype) for x in (bounds, points, bound))
+        found = self._residuals(self._target.rows, draw, self._cast(frame), *numbers)
+        return np.asarray(found.value, float), float(found.scale)
+
+    def slope(
+        self,
+        draws: Draw,
+        frame: Frame,
+        pairs: np.ndarray,
+        grid: Grid,
+        smallest: float,
+        thr: float,
+        bounds: np.ndarray | None = None,
+    ) -> float:
+        """A bound of the rows' changes between public points, per unit of `distance`.
+
+        Of each row, the root mean square over the pairs counts.
+
+        :param pairs: shape (k, 2, m).
+        :param bounds: of the derivatives, for changes of the residual per unit of `residual_distance`.
+        """
+        numbers = [jnp.asarray(x, self.dtype) for x in (pairs, [smallest], [thr])]
+        numbers += [] if bounds is None else [jnp.asarray(bounds, self.dtype)]
+        return float(self._slope(self._target.rows, draws, self._cast(frame), grid, *numbers))
+
+    def _cast(self, frame: Frame) -> Frame:
+        return Frame(*(jnp.asarray(part, self.dtype) for part in frame))
+
+    # -- Programs ----------------------------------------------------------------------------------------------------
+
+    def _find_bounds(self, rows, draws, frame, grids, smallest, thresholds) -> jax.Array:
+        def norms(row: tuple) -> jax.Array:
+            return jnp.stack([jnp.linalg.norm(x) for x in self._row_derivatives(frame, row)])
+
+        return self._target.on(rows).find_bounds(draws, norms, grids, smallest, thresholds, self.size**2)
+
+    def _sum_derivatives(self, rows, draws, frame, bounds) -> tuple[Released, Released]:
+        target = self._target.on(rows)
+        rows_, columns = np.tril_indices(self.size)
+        weights = jnp.asarray(np.where(rows_ == columns, 1, np.sqrt(2)), self.dtype)  # the vector has the matrix's norm
+
+        def hessian(row: tuple) -> jax.Array:
+            return self._row_derivatives(frame, row)[1][rows_, columns] * weights
+
+        first = target.release_sum(draws[0], lambda row: self._row_gradient(frame, row), bounds[0], self.size)
+        second = target.release_sum(draws[1], hessian, bounds[1], self.size**2)
+        return self._tempered(first), self._tempered(second)
+
+    def _sum_gains(self, rows, draw, start, ends, bounds) -> Released:
+        density = self._cut.row_log_density
+
+        def rise(row: tuple) -> jax.Array:
+            rises = (jax.vmap(lambda end: density(end, row))(ends) - density(start, row)) / bounds
+            return jnp.clip(jnp.nan_to_num(rises, nan=-1.0), -1, 1)
+
+        largest = math.sqrt(ends.shape[0]) * (1 + 1e-4)  # a little room: the clip rounds down
+        return self._tempered(self._target.on(rows).release_sum(draw, rise, largest, ends.size))
+
+    def _find_residual_bound(self, rows, draws, frame, grid, bounds, points, smallest, thr) -> jax.Array:
+        residual = self._row_residual(frame, bounds)
+
+        def norm(row: tuple) -> jax.Array:
+            return jnp.linalg.norm(residual(points, row))[None]
+
+        width = self.size**2 + points.size
+        return self._target.on(rows).find_bounds(draws, norm, [grid], smallest, thr, width)[0]
+
+    def _sum_residuals(self, rows, draw, frame, bounds, points, bound) -> Released:
+        residual = self._row_residual(frame, bounds)
+        width = self.size**2 + points.size
+        return self._tempered(
+            self._target.on(rows).release_sum(draw, lambda row: residual(points, row), bound, width)
+        )
+
+    def _find_slope(self, rows, draws, frame, grid, pairs, smallest, thr, bounds=None) -> jax.Array:
+        flat = pairs.reshape(-1, self.size)
+        if bounds is None:
+            measure, values = distance, self._row_change(frame)
+        else:
+            measure, values = residual_distance, self._row_residual(frame, bounds)
+        distances = jax.vmap(measure)(pairs[:, 0], pairs[:, 1])
+
+        def root_mean_square(row: tuple) -> jax.Array:
+            found = values(flat, row).reshape(pairs.shape[:2])
+            return jnp.sqrt(jnp.mean(((found[:, 1] - found[:, 0]) / distances) ** 2))[None]
+
+        width = self.size**2 + flat.size
+        return self._target.on(rows).find_bounds(draws, root_mean_square, [grid], smallest, thr, width)[0]
+
+    def _tempered(self, released: Released) -> Released:
+        return Released(self.power * released.value, self.power * released.scale)
+
+    # -- One row -----------------------------------------------------------------------------------------------------
+
+    def _row_gradient(self, frame: Frame, row: tuple) -> jax.Array:
+        return jax.grad(lambda u: self._cut.row_log_density(frame.at(u), row))(jnp.zeros(self.size, self.dtype))
+
+    def _row_derivatives(self, frame: Frame, row: tuple) -> tuple[jax.Array, jax.Array]:
+        def gradient(u: jax.Array) -> jax.Array:
+            return jax.grad(lambda u: self._cut.row_log_density(frame.at(u), row))(u)
+
+        zero = jnp.zeros(self.size, self.dtype)
+        value, push = jax.linearize(gradient, zero)
+        return value, jax.vmap(push)(jnp.eye(self.size, dtype=self.dtype))
+
+    def _row_change(self, frame: Frame) -> Callable[[jax.Array, tuple], jax.Array]:
+        """``(points (k, m), row) -> (k,)``: the row's log density there."""
+        return lambda points, row: jax.vmap(lambda u: self._cut.row_log_density(frame.at(u), row))(points)
+
+    def _row_residual(self, frame: Frame, bounds: jax.Array) -> Callable[[jax.Array, tuple], jax.Array]:
+        """``(points (k, m), row) -> (k,)``: what the row's expansion, of clipped derivatives, leaves; 0 at ``u = 0``."""
+
+        def residual(points: jax.Array, row: tuple) -> jax.Array:
+            def density(u: jax.Array) -> jax.Array:
+                return self._cut.row_log_density(frame.at(u), row)
+
+            gradient, hessian = self._row_derivatives(frame, row)
+            gradient, hessian = clip_norm(gradient, bounds[0]), clip_norm(hessian, bounds[1])
+            at_center = density(jnp.zeros(self.size, self.dtype))
+            return jax.vmap(lambda u: density(u) - at_center - u @ gradient - u @ hessian @ u / 2)(points)
+
+        return residual
+
+
+def distance(u: jax.Array, u_new: jax.Array) -> jax.Array:
+    """How far a jump goes, in whitened coordinates: a row's log density changes in proportion to it."""
+    return jnp.linalg.norm(u_new - u)
+
+
+def residual_distance(u: jax.Array, u_new: jax.Array) -> jax.Array:
+    """The same for the residual of a quadratic expansion at 0, which grows as the third power."""
+    return distance(u, u_new) * (u @ u + u_new @ u_new) / 2
+
+
+def clip_norm(x: jax.Array, bound: jax.Array) -> jax.Array:
+    """`x` shortened to norm `bound`, as a clipped sum does it, up to rounding; 0 where it is not finite."""
+    norm = jnp.linalg.norm(x)
+    factor = jnp.minimum(1, bound / jnp.maximum(norm, jnp.finfo(x.dtype).tiny))
+    return jnp.where(jnp.isfinite(norm), x * factor, 0)

@@ -1,0 +1,324 @@
+"""The private preparation: from a data-free start to whitened coordinates and clip bounds, paid from the budget.
+
+Coordinates of the likelihood are phi (`numpyro_dp.cut`); the prior stays outside, as a rough normal law of phi that
+prior draws give. A round of the search for the posterior
+
+    1. finds clip bounds for the rows' gradients and Hessians, by noisy binary searches (quantiles of their norms);
+    2. releases the noisy sum of the clipped gradients, and that of the clipped Hessians;
+    3. makes a Newton step, with eigenvalues of the curvature raised to the edge of the noise's own spectrum;
+    4. compares the step with shorter ones, by one noisy release of the log likelihood's rise along it;
+    5. whitens: coordinates in which the posterior would be about N(0, I).
+
+Then a check releases how far the log likelihood is from its quadratic expansion at public points of about posterior
+width. What follows is decided by released numbers only, and paid from a reserve of fixed size; so that stages of fixed
+cost follow one another, and ordinary adaptive composition holds (Dong, Roth and Su 2022, Theorem 4). No round is left
+out when all goes well: its noisy derivatives are not lost, but combined with the later ones.
+
+The shares of the budget (`Preparation`) are the result of a random search over all of them at once, on logistic,
+Poisson, negative binomial and Student-t regressions: ``python benchmarks/budget_split.py``.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numpyro_dp.kernels.survey import Frame, Survey
+from numpyro_dp.kernels.target import Draw, Grid
+from numpyro_dp.surrogate import Surrogate
+
+WIDE = Grid(2.0, 6)
+NARROW = Grid(2**0.25, 5)
+_SMALLEST = 2.0**-16  # of a bound, in prior standard deviations: with less, even a million rows say little
+_WIDE_ROUNDS = 2  # after them, bounds are near the last ones
+_BELOW = 2.0**-3  # the narrow grid starts so far below the last bound, and ends at 32 times it
+
+LINE = np.array([1.0, 0.4, 0.16, 0.064])
+"""Fractions of a Newton step that are compared."""
+
+CHECK_POINTS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Preparation:
+    """How the budget is spent before a chain runs, and what is known without asking the table.
+
+    Shares are fractions of the budget in rho. What `locate` and `check` leave is the reserve, of which the chain or the
+    last release is paid.
+
+    :param locate: share of all rounds together.
+    :param rounds: how many.
+    :param growth: each round gets so many times what the one before got.
+    :param bounds, gradient, curvature, line: a round's split; they add up to 1.
+    :param check: share of the check.
+    :param final_bounds, final_curvature: of what is left, if the last release takes it all; the gradient gets the rest.
+    :param gradient_bounds: how much of a share for bounds those of the gradients get.
+    :param start: a public guess of the posterior's place: unconstrained values by site.
+    :param scales: public guesses of its width, in unconstrained space: a number for each site, or an array of its
+        shape. With both given, a public start replaces the prior's place and width in the search, not in the posterior.
+    :param mode: instead of letting the check decide: "surrogate", "residual" or "walk".
+    :param force: go on where the size of the table and the budget promise no useful posterior.
+    """
+
+    locate: float = 0.26
+    rounds: int = 5
+    growth: float = 1.25
+    bounds: float = 0.2
+    gradient: float = 0.49
+    curvature: float = 0.13
+    line: float = 0.18
+    check: float = 0.03
+    final_bounds: float = 0.05
+    final_curvature: float = 0.16
+    gradient_bounds: float = 0.65
+    start: Mapping[str, Any] | None = None
+    scales: Mapping[str, Any] | None = None
+    mode: str | None = None
+    force: bool = False
+
+    def __post_init__(self):
+        if self.mode not in (None, *MODES):
+            raise ValueError(f"mode must be None or one of {', '.join(map(repr, MODES))}, got {self.mode!r}")
+        for name in ("locate", "check", "final_bounds", "final_curvature", "gradient_bounds"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name} must lie strictly between 0 and 1, got {getattr(self, name)}")
+        split = (self.bounds, self.gradient, self.curvature, self.line)
+        if min(split) <= 0 or not math.isclose(sum(split), 1, abs_tol=1e-6):
+            raise ValueError(f"bounds, gradient, curvature and line must be positive and add up to 1, got {split}")
+        if not isinstance(self.rounds, int) or self.rounds < 1:
+            raise ValueError(f"rounds must be a positive integer, got {self.rounds!r}")
+        if not self.growth > 0:
+            raise ValueError(f"growth must be positive, got {self.growth}")
+        if self.locate + self.check >= 1:
+            raise ValueError(f"locate and check leave nothing: {self.locate} + {self.check}")
+
+    @property
+    def round_shares(self) -> np.ndarray:
+        """Share of the budget of each round."""
+        weights = self.growth ** np.arange(self.rounds)
+        return self.locate * weights / weights.sum()
+
+    @property
+    def reserve(self) -> float:
+        """Share that is left for what follows."""
+        return 1 - self.locate - self.check
+
+
+MODES = ("surrogate", "residual", "walk")
+
+
+class Shares(NamedTuple):
+    """One kind of release in the preparation: how many in each stage, and the share of the budget of each stage."""
+
+    counts: tuple[int, ...]
+    shares: tuple[float, ...]
+
+
+def preparation_releases(options: Preparation) -> dict[str, Shares]:
+    """What the preparation releases up to the check."""
+    rounds = options.round_shares
+    grids = [_grid(r) for r in range(options.rounds)]
+    split = options.bounds, options.gradient, options.curvature, options.line
+    bounds, gradient, curvature, line = (tuple(map(float, part * rounds)) for part in split)
+    once = (1,) * options.rounds
+    return {
+        "bounds": Shares(tuple(2 * grid.num_counts for grid in grids), bounds),
+        "gradient": Shares(once, gradient),
+        "curvature": Shares(once, curvature),
+        "line search": Shares(once, line),
+        "check bound": Shares((NARROW.num_counts + 1,), (options.check / 4,)),
+        "check": Shares((1,), (options.check * 3 / 4,)),
+    }
+
+
+CHECK_GRID = Grid(2.0, NARROW.num_counts + 1)
+
+
+class NormalPrior(NamedTuple):
+    """A rough normal law of phi, from prior draws; it guides the search and enters no posterior."""
+
+    mean: np.ndarray
+    covariance: np.ndarray
+
+
+def rough_normal(draws: np.ndarray) -> NormalPrior:
+    """Median and covariance of `draws` (k, m), with values beyond 6 robust standard deviations pulled in."""
+    draws = draws[np.isfinite(draws).all(1)]
+    median = np.median(draws, 0)
+    scale = np.subtract(*np.percentile(draws, [75, 25], 0)) / 1.349
+    scale = np.maximum(scale, 1e-6 * np.maximum(np.abs(median), 1))
+    scaled = np.clip((draws - median) / scale, -6, 6)
+    covariance = np.cov(scaled, rowvar=False).reshape(scaled.shape[1], -1) + 1e-3 * np.eye(scaled.shape[1])
+    return NormalPrior(median, scale[:, None] * covariance * scale)
+
+
+class Round(NamedTuple):
+    """What one round released, in its own frame."""
+
+    frame: Frame
+    score: np.ndarray
+    score_scale: float
+    curvature: np.ndarray
+    curvature_scale: float
+    bounds: np.ndarray
+
+
+Ask = Callable[[str, int, int, tuple[int, ...]], Draw]
+"""``(kind, stage, number, shape of one) -> draws``, charged to the budget."""
+
+
+def locate(survey: Survey, prior: NormalPrior, ask: Ask, options: Preparation, rho: float) -> tuple[Frame, list[Round]]:
+    """The search for the posterior: a frame in which it is about N(0, I), and what was released on the way.
+
+    :param rho: the whole budget.
+    """
+    frame = Frame(prior.mean, np.linalg.cholesky(prior.covariance))
+    precision = np.linalg.inv(prior.covariance)
+    rounds: list[Round] = []
+    for r, share in enumerate(options.round_shares * rho):
+        last = rounds[-1].bounds if r >= _WIDE_ROUNDS else None
+        draws = ask("bounds", r, 2 * _grid(r).num_counts, ())
+        rhos = share * options.gradient, share * options.curvature
+        bounds = _find_bounds(survey, draws, frame, last, rhos)
+        here = _derivatives(survey, ask, frame, bounds, ("gradient", "curvature"), r)
+        rounds.append(here)
+        curvature = _raised(here.curvature, _edge(here.curvature_scale, survey.size))
+        step, posterior = _newton(here.score, curvature, frame, prior.mean, precision)
+        length = _line_search(survey, ask("line search", r, 1, (len(LINE),)), here, step, prior.mean, precision)
+        values, vectors = np.linalg.eigh(posterior)
+        frame = Frame(frame.center + frame.whitening @ (length * step), frame.whitening @ (vectors / np.sqrt(values)))
+    return frame, rounds
+
+
+def _grid(r: int) -> Grid:
+    return WIDE if r < _WIDE_ROUNDS else NARROW
+
+
+def _find_bounds(survey: Survey, draws: Draw, frame: Frame, last: np.ndarray | None, rhos: tuple) -> np.ndarray:
+    """Bounds at which so many rows are clipped that what they lose weighs about as much as the noise."""
+    m = survey.size
+    thresholds = 2.5 * math.sqrt(2 * m / rhos[0]), 0.5 * math.sqrt(m * (m + 1) / rhos[1])
+    if last is None:
+        return survey.bounds(draws, frame, (WIDE, WIDE), (_SMALLEST, _SMALLEST), thresholds)
+    smallest = tuple(float(_BELOW * bound) for bound in last)
+    return survey.bounds(draws, frame, (NARROW, NARROW), smallest, thresholds)  # type: ignore[arg-type]
+
+
+def _derivatives(
+    survey: Survey, ask: Ask, frame: Frame, bounds: np.ndarray, kinds: tuple[str, str], stage: int
+) -> Round:
+    m = survey.size
+    draws = [_only(ask(kind, stage, 1, (w,))) for kind, w in zip(kinds, (m, m * (m + 1) // 2), strict=True)]
+    score, score_scale, hessian, curvature_scale = survey.derivatives((draws[0], draws[1]), frame, bounds)
+    return Round(frame, score, score_scale, -hessian, curvature_scale, bounds)
+
+
+def _newton(score, curvature, frame: Frame, mean: np.ndarray, precision: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The step, and the posterior precision that it is made with, both in the frame's coordinates."""
+    whitening = frame.whitening
+    posterior = curvature + whitening.T @ precision @ whitening
+    return np.linalg.solve(posterior, score + whitening.T @ precision @ (mean - frame.center)), posterior
+
+
+def _line_search(survey: Survey, draws: Draw, here: Round, step: np.ndarray, mean: np.ndarray, precision) -> float:
+    """Which part of the step to go: all of it, unless a shorter one is better by two standard deviations."""
+    start = np.asarray(here.frame.center)
+    ends = start + LINE[:, None] * (here.frame.whitening @ step)
+    # The linear part of a row's rise is at most this; a row that falls by more is counted as falling by that much.
+    largest = np.maximum(here.bounds[0] * np.linalg.norm(step) * LINE, 1e-30)
+    gains, scales = survey.gains(_only(draws), start, ends, largest)
+
+    def log_prior(phi: np.ndarray) -> float:
+        return -(phi - mean) @ precision @ (phi - mean) / 2
+
+    gains = gains + [log_prior(end) - log_prior(start) for end in ends]
+    best = int(np.argmax(gains))
+    whole = gains[0] > gains[best] - 2 * math.hypot(scales[0], scales[best]) and gains[0] > -2 * scales[0]
+    return float(LINE[0 if whole else best])
+
+
+def _edge(scale: float, size: int) -> float:
+    """About the largest eigenvalue of the noise in a curvature (Wigner's semicircle)."""
+    return scale * math.sqrt(2 * size)
+
+
+def _raised(curvature: np.ndarray, floor: float) -> np.ndarray:
+    values, vectors = np.linalg.eigh(curvature)
+    return (vectors * np.maximum(np.abs(values), floor)) @ vectors.T
+
+
+class Check(NamedTuple):
+    """How far the log likelihood is from a quadratic, at points of about posterior width.
+
+    :ivar spread: standard deviation of the residual over the points, noise taken off.
+    :ivar scale: standard deviation of the noise in it.
+    """
+
+    spread: float
+    scale: float
+
+
+def check(survey: Survey, frame: Frame, last: Round, ask: Ask) -> Check:
+    """Release the residuals of the expansion at public points ``u ~ N(0, I)``."""
+    points = np.random.default_rng(0).standard_normal((CHECK_POINTS, survey.size))
+    # In this frame derivatives are about as large as they were in the last one.
+    bounds = 2 * last.bounds
+    bound = survey.residual_bound(
+        ask("check bound", 0, CHECK_GRID.num_counts, ()), frame, bounds, points, CHECK_GRID, 2.0**-40, 1.0
+    )
+    found, scale = survey.residuals(_only(ask("check", 0, 1, (CHECK_POINTS,))), frame, bounds, points, bound)
+    variance = max(np.var(found, ddof=1) - scale**2, 0.0)
+    return Check(math.sqrt(variance), scale)
+
+
+def final_release(survey: Survey, frame: Frame, rounds: list[Round], ask: Ask, options: Preparation, rho: float):
+    """The surrogate: derivatives once more, with `rho`, combined with those of the last rounds."""
+    gradient = 1 - options.final_bounds - options.final_curvature
+    draws = ask("final bounds", 0, 2 * NARROW.num_counts, ())
+    bounds = _find_bounds(survey, draws, frame, rounds[-1].bounds, (gradient * rho, options.final_curvature * rho))
+    here = _derivatives(survey, ask, frame, bounds, ("final gradient", "final curvature"), 0)
+    return combine(here, rounds[-_COMBINED:]), here.bounds
+
+
+_COMBINED = 2
+
+
+def combine(here: Round, earlier: list[Round]) -> Surrogate:
+    """One surrogate in the frame of `here`, from releases in several frames, weighted by their precision.
+
+    A score that was taken elsewhere is carried over with the curvature; what that may be wrong by is counted as noise.
+    """
+    m = len(here.score)
+    weight, total = 1 / here.curvature_scale**2, here.curvature / here.curvature_scale**2
+    moved = []
+    for other in earlier:
+        # In their coordinates a point is other.whitening @ v: v = change @ u, up to the shift.
+        change = np.linalg.solve(other.frame.whitening, here.frame.whitening)
+        shift = np.linalg.solve(here.frame.whitening, other.frame.center - here.frame.center)
+        scale = other.curvature_scale * np.linalg.norm(change, 2) ** 2
+        total = total + change.T @ other.curvature @ change / scale**2
+        weight += 1 / scale**2
+        moved.append((other, change, shift))
+    scale = weight**-0.5
+    values, vectors = np.linalg.eigh(total / weight)
+    curvature = (vectors * np.maximum(values, _edge(scale, m))) @ vectors.T
+    precision, score = np.eye(m) / here.score_scale**2, here.score / here.score_scale**2
+    for other, change, shift in moved:
+        if np.linalg.norm(shift) > 3 * math.sqrt(m) + 3 * here.score_scale:
+            continue  # too far for the curvature to carry it
+        noise = other.score_scale**2 * change.T @ change
+        noise += (other.curvature_scale**2 + scale**2) * (shift @ shift) * np.eye(m)
+        other_precision = np.linalg.inv(noise)
+        precision = precision + other_precision
+        score = score + other_precision @ (change.T @ other.score + curvature @ shift)
+    covariance = np.linalg.inv(precision)
+    return Surrogate(here.frame, covariance @ score, covariance, curvature, float(scale))
+
+
+def _only(draws: Draw) -> Draw:
+    """The one draw of a batch of one."""
+    import jax
+
+    return jax.tree.map(lambda leaf: leaf[0], draws)

@@ -1,0 +1,66 @@
+"""What was released about a likelihood, as a likelihood: a quadratic in u, and what its noise does to an inference.
+
+Released once: the score ``g = G + e`` (gradient of the log likelihood at ``u = 0``) and the curvature ``K = J + E``
+(minus its Hessian), with noise e and E of known law. Two log likelihoods can be made of them:
+
+============  ====================================================  ===============================================
+plug-in       ``g'u - u'Ku / 2``                                    the exact one plus a fixed noise polynomial
+noise-aware   ``log N(g; K u, K + cov(e) + cov(E u))``              what an observer of g and K knows about u
+============  ====================================================  ===============================================
+
+The second treats the release as the data. Given the parameters, the score is normal around ``J u`` with the variance J
+(the information identity: that of the rows) plus that of the noise; ``cov(E u) = s^2 (|u|^2 I + u u') / 2`` for a
+symmetric noise matrix whose diagonal has standard deviation s. Without noise both are the same function. With it, the
+second has intervals that cover the truth as often as they say; it never says more than the prior where nothing was
+learned. Normality of the score, and J for its variance, are approximations: they need many rows and a model that holds.
+Tempered, both are those of the tempered likelihood.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dp.kernels.survey import Frame
+
+
+class Surrogate(NamedTuple):
+    """A quadratic log likelihood in the coordinates of a frame, with the law of its noise. Released as a whole.
+
+    :ivar frame: ``phi = center + whitening @ u``.
+    :ivar score: shape (m,).
+    :ivar score_covariance: of its noise, shape (m, m).
+    :ivar curvature: shape (m, m), positive semidefinite.
+    :ivar curvature_scale: standard deviation of the noise in its diagonal.
+    """
+
+    frame: Frame
+    score: np.ndarray
+    score_covariance: np.ndarray
+    curvature: np.ndarray
+    curvature_scale: float
+
+    def whitened(self, phi: jax.Array) -> jax.Array:
+        """u of `phi`."""
+        inverse = np.linalg.inv(np.asarray(self.frame.whitening, float))
+        return jnp.asarray(inverse, phi.dtype) @ (phi - jnp.asarray(self.frame.center, phi.dtype))
+
+    def plug_in(self, u: jax.Array) -> jax.Array:
+        """The quadratic itself, as if it had no noise."""
+        score, curvature = (jnp.asarray(x, u.dtype) for x in (self.score, self.curvature))
+        return u @ score - u @ curvature @ u / 2
+
+    def noise_aware(self, u: jax.Array) -> jax.Array:
+        """The log likelihood of `u` given what was released."""
+        values, vectors = np.linalg.eigh(self.curvature + self.score_covariance)
+        to_axes = jnp.asarray(vectors.T, u.dtype)
+        residual = to_axes @ (jnp.asarray(self.score, u.dtype) - jnp.asarray(self.curvature, u.dtype) @ u)
+        along = to_axes @ u
+        weight = self.curvature_scale**2 / 2
+        # The covariance is diagonal in these axes but for the term weight * along along'.
+        variance = jnp.asarray(values, u.dtype) + weight * (u @ u)
+        scaled = residual / variance
+        overlap = 1 + weight * along @ (along / variance)
+        square = residual @ scaled - weight * (along @ scaled) ** 2 / overlap
+        return -(square + jnp.sum(jnp.log(variance)) + jnp.log(overlap)) / 2

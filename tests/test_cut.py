@@ -1,0 +1,300 @@
+"""`find_cut`: the rows see the parameters through phi alone, which is small, unconstrained and near to the data."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from zoo import BY_NAME, CASES
+
+import numpyro_dp.model
+from numpyro_dp import cut as cut_module
+from numpyro_dp.cut import find_cut
+from numpyro_dp.model import separate
+
+N, GROUPS = 7, 8
+_rng = np.random.default_rng(3)
+X, y, bits, group = _rng.normal(size=(N, 3)), _rng.normal(size=N), _rng.integers(0, 2, N), np.arange(N) % GROUPS
+
+
+def _separate(model, args, kwargs=None, **options):
+    """What is compared on synthetic rows is tested elsewhere, and takes a second per model."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numpyro_dp.model, "check_on_synthetic_rows", lambda *_: ([], {}))
+        return separate(model, args, kwargs or {}, **options)
+
+
+def _without_values(separated, args, kwargs):
+    """The arguments with shapes in the place of private values."""
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in separated.private_arguments()]
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+    supply = iter(shapes)
+    kept = [next(supply) if a.private else leaf for leaf, a in zip(leaves, separated.arguments, strict=True)]
+    return jax.tree.unflatten(treedef, kept)
+
+
+def _find(model, args, kwargs=None, **options):
+    separated = _separate(model, args, kwargs, **options)
+    return separated, find_cut(separated, *_without_values(separated, args, kwargs or {}))
+
+
+def _points(separated, count=3):
+    rng = np.random.default_rng(2)
+    return rng.uniform(-1, 1, (count, separated.num_params)).astype(separated.ravel(separated.prototype).dtype)
+
+
+def _one_row(separated, args, kwargs, i=0):
+    return tuple(r[i : i + 1] for r in separated.rows(args, kwargs))
+
+
+def _assert_same_density(separated, cut, args, kwargs=None):
+    kwargs = kwargs or {}
+    density = separated.row_log_density(args, kwargs)
+
+    @jax.jit
+    def both(z, rows):
+        def total(density, at):
+            terms = jax.vmap(lambda row: density(at, row))(rows)
+            return jnp.sum(terms), terms
+
+        direct = jax.value_and_grad(lambda z: total(density, z), has_aux=True)(z)
+        return direct, jax.value_and_grad(lambda z: total(cut.row_log_density, cut.coordinates(z)), has_aux=True)(z)
+
+    rows = tuple(r[:, None] for r in separated.rows(args, kwargs))
+    for z in _points(separated):
+        assert cut.coordinates(z).shape == (cut.size,)
+        ((_, expected), expected_grad), ((_, terms), grad) = both(z, rows)
+        assert terms.dtype == expected.dtype
+        assert np.all(np.isfinite(expected))
+        tolerance = 50 * jnp.finfo(terms.dtype).eps * (10 + np.max(np.abs(expected)))
+        np.testing.assert_allclose(terms, expected, rtol=0, atol=tolerance)
+        np.testing.assert_allclose(grad, expected_grad, rtol=0, atol=20 * N * tolerance)
+
+
+# -- All models --------------------------------------------------------------------------------------------------------
+
+_SMALLER = {
+    "hierarchical": 7,
+    "non_centred": 7,
+    "horseshoe": 3,
+    "crossed_effects": 8,
+    "varying_slopes": 8,
+    "transform_reparam": 1,
+    "explicit_reparam": 1,
+    "narrow_dtypes": 7,
+    "latent_class_by_group": 7,
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_density_is_that_of_the_model(case, x64):
+    separated, cut = _find(case.model, case.args, case.kwargs, **case.options)
+    assert cut.size == _SMALLER.get(case.name, separated.num_params)
+    assert len(set(cut.names)) == len(cut.names) == cut.size
+    if cut.trivial:
+        assert cut.size == separated.num_params
+        (z,) = _points(separated, 1)
+        assert cut.coordinates(z) is z  # and the density is the one that `separated` has
+    else:
+        _assert_same_density(separated, cut, case.args, case.kwargs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_graph_is_the_model(case, x64):
+    """The jaxpr, written out and evaluated by this package, at z itself."""
+    separated = _separate(case.model, case.args, case.kwargs, **case.options)
+    graph = cut_module._trace(separated, case.args, case.kwargs)
+    public = cut_module._public_arrays(separated, case.args, case.kwargs)
+    phi = cut_module._Phi(np.arange(graph.num_params), (), (graph.z,), graph.num_params)
+    cut = cut_module.Cut(
+        size=phi.size,
+        trivial=False,
+        names=(),
+        coordinates=lambda z: z,
+        row_log_density=functools.partial(cut_module._row_log_density, graph, phi, public),
+    )
+    _assert_same_density(separated, cut, case.args, case.kwargs)
+
+
+# -- What phi is -------------------------------------------------------------------------------------------------------
+
+
+def banana(x, y):
+    a = numpyro.sample("a", dist.Normal(0, 1))
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("x", dist.Normal(a, 0.5), obs=x)
+        numpyro.sample("y", dist.Normal(b + 2.0 * a**2, 0.5), obs=y)
+
+
+def test_a_curve_lies_before_the_cut():
+    separated, cut = _find(banana, (y, X[:, 0]))
+    assert (cut.size, cut.trivial, cut.names[0]) == (2, False, "a")
+    (z,) = _points(separated, 1)
+    np.testing.assert_allclose(cut.coordinates(z), [z[0], z[1] + 2 * z[0] ** 2], rtol=1e-6)
+    _assert_same_density(separated, cut, (y, X[:, 0]))
+    row = _one_row(separated, (y, X[:, 0]), {})
+    hessian = jax.hessian(cut.row_log_density)
+    for phi in (jnp.zeros(2), jnp.array([3.0, -1.0])):
+        np.testing.assert_allclose(hessian(phi, row), -4.0 * np.eye(2), atol=1e-5)
+
+
+def _grouped(centred):
+    def model(X, bits, group):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        with numpyro.plate("groups", GROUPS):
+            if centred:
+                alpha = numpyro.sample("alpha", dist.Normal(mu, sigma))
+            else:
+                alpha = mu + sigma * numpyro.sample("eta", dist.Normal(0, 1))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=alpha[group] + X @ b), obs=bits)
+
+    return model
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_rows_see_the_effects_of_groups(centred, precision):
+    args = (X, bits, group)
+    separated, cut = _find(_grouped(centred), args)
+    assert cut.size == GROUPS + 3
+    (z,) = _points(separated, 1)
+    sites = separated.unravel(jnp.asarray(z))
+    effects = sites["alpha"] if centred else sites["mu"] + jnp.exp(sites["sigma"]) * sites["eta"]
+    expected = np.concatenate([effects, sites["b"]])
+    np.testing.assert_allclose(np.sort(cut.coordinates(z)), np.sort(expected), rtol=1e-6)
+    assert {"b[0]", "b[1]", "b[2]"} <= set(cut.names)
+    assert cut.names[:2] == (("alpha[0]", "alpha[1]") if centred else ("b[0]", "b[1]"))
+    _assert_same_density(separated, cut, args)
+
+
+def test_a_curvature_is_kept_where_a_function_has_derivatives_of_its_own():
+    """Those of `logaddexp` at a tie are lost if it is written out."""
+    separated, cut = _find(_grouped(False), (X, bits, group))
+    row = _one_row(separated, (X, bits, group), {})
+    at_zero = jnp.diag(jax.hessian(cut.row_log_density)(jnp.zeros(cut.size), row))
+    assert math.isclose(at_zero[3:].sum(), -0.25, rel_tol=1e-5)
+
+
+def test_a_parameter_twice_is_one_coordinate():
+    def model(x, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("x", dist.Normal(b[0], 1.0), obs=x)
+            numpyro.sample("y", dist.Normal(b[0] * x + jnp.sin(b[0] * x), jnp.exp(b[1])), obs=y)
+
+    assert _find(model, (y, y))[1].names == ("b[0]", "b[1]")
+
+
+def test_overlapping_parts_are_counted_once():
+    def model(X, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([5]))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(X[:, :2] @ b[:2] + jnp.tanh(X[:, :2] @ b[1:3]), 1.0), obs=y)
+
+    separated, cut = _find(model, (X, y))
+    assert cut.names == ("b[0]", "b[1]", "b[2]")
+    _assert_same_density(separated, cut, (X, y))
+
+
+# -- Phi ranges over everything ----------------------------------------------------------------------------------------
+
+
+def test_a_scale_enters_by_its_unconstrained_parameter():
+    def model(X, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        tau = numpyro.sample("tau", dist.HalfNormal(1))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+        eta = numpyro.sample("eta", dist.Normal(0, 1))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(tau * eta + X @ b, 2.0 * sigma), obs=y)
+
+    separated, cut = _find(model, (X, y))
+    assert cut.size == 5
+    assert cut.names[:4] == ("b[0]", "b[1]", "b[2]", "sigma")
+    row = _one_row(separated, (X, y), {})
+    for far in (-3.0, 3.0):
+        assert np.isfinite(cut.row_log_density(jnp.full(5, far), row))
+
+
+def test_a_product_of_scales_stays_two_coordinates():
+    """It is positive, and no value of its size ranges over all numbers."""
+
+    def model(y):
+        tau = numpyro.sample("tau", dist.HalfNormal(1))
+        lam = numpyro.sample("lam", dist.HalfNormal(1))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(0.0, tau * lam), obs=y)
+
+    assert _find(model, (y,))[1].trivial
+
+
+def test_ordered_and_bounded_values_are_not_left():
+    def ordered(x, categories):
+        steps = numpyro.sample("steps", dist.Normal(0, 1).expand([3]))
+        scale = numpyro.sample("scale", dist.HalfNormal(1))
+        # Differences of the cut points are positive by a function that no list knows.
+        points = scale * jnp.cumsum(steps * jnp.arctan2(steps, 1.0 + 0.0 * steps))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.OrderedLogistic(x, points), obs=categories)
+
+    assert _find(ordered, (y, bits))[1].trivial
+    for name in ("ordinal", "mixture", "multivariate", "directions", "dynamic_support", "mislabelled"):
+        case = BY_NAME[name]
+        assert _find(case.model, case.args, case.kwargs, **case.options)[1].trivial
+
+
+# -- Public arguments --------------------------------------------------------------------------------------------------
+
+
+def _with_public_table(y, item, table, offset):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    slope = numpyro.sample("slope", dist.Normal(0, 1).expand([2]))
+    noise = numpyro.sample("noise", dist.Normal(0, 1).expand([4]))
+    level = mu + table @ slope + jnp.exp(mu) * noise + offset
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(level[item], 1.0), obs=y)
+
+
+def test_public_arrays_may_be_traced():
+    table, offset = _rng.normal(size=(4, 2)), 0.5
+    args = (y, group % 4, table, offset)
+    separated, cut = _find(_with_public_table, args, private_args=["y", "item"])
+    assert cut.size == 4
+    _assert_same_density(separated, cut, args)
+    row, (z,) = _one_row(separated, args, {}), _points(separated, 1)
+
+    @jax.jit
+    def inside(table, z, row):
+        within = find_cut(separated, (y, group % 4, table, offset), {})
+        assert within.names == cut.names
+        phi = within.coordinates(z)
+        return phi, within.row_log_density(phi, row)
+
+    phi, density = inside(jnp.asarray(table), z, row)
+    np.testing.assert_allclose(phi, cut.coordinates(z), rtol=1e-5)
+    np.testing.assert_allclose(density, cut.row_log_density(phi, row), rtol=1e-5)
+
+
+def test_a_model_that_reads_tracers_from_elsewhere_has_a_cut_without_numbers():
+    @jax.jit
+    def inside(shift):
+        def model(x, y):
+            a, b = (numpyro.sample(name, dist.Normal(0, 1)) for name in "ab")
+            with numpyro.plate("rows", x.shape[0]):
+                numpyro.sample("x", dist.Normal(a, 0.5), obs=x)
+                numpyro.sample("y", dist.Normal(b + shift * a**2, 0.5), obs=y)
+
+        separated = _separate(model, (y, y))
+        cut = find_cut(separated, (y, y), {})
+        assert cut.trivial
+        return cut.row_log_density(jnp.ones(2), _one_row(separated, (y, y), {}))
+
+    assert np.isfinite(inside(2.0))
