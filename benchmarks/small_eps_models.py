@@ -71,11 +71,15 @@ def student_t(X, y):
         numpyro.sample("y", dist.StudentT(nu, intercept + X @ b, sigma), obs=y)
 
 
-def gaussian_mean(X, *, L):
-    """The papers' Gaussian: unknown mean, known covariance (`L` is its Cholesky factor), prior sd 100."""
+def gaussian_mean(X, *, W):
+    """The papers' Gaussian: unknown mean, known covariance, prior sd 100.
+
+    Rows come whitened by `W`, the inverse of the covariance's Cholesky factor: the posterior is the same, and an
+    iteration is many times faster than with ``MultivariateNormal``, whose triangular solves are slow row by row.
+    """
     theta = numpyro.sample("theta", dist.Normal(0, 100).expand([X.shape[1]]).to_event(1))
     with numpyro.plate("rows", X.shape[0]):
-        numpyro.sample("x", dist.MultivariateNormal(theta, scale_tril=L), obs=X)
+        numpyro.sample("x", dist.Normal(W @ theta, 1).to_event(1), obs=X)
 
 
 def tempered_mixture(x):
@@ -209,12 +213,12 @@ def make_gaussian(seed):
     """Covariance as in the papers: gamma(1/2) eigenvalues, eigenvectors from a uniform random matrix."""
     rows, columns = 100_000, 10
     rng = np.random.default_rng([7, seed])
-    eigenvalues = np.maximum(rng.gamma(0.5, 1.0, columns), 1e-3)  # below that, float32 rows have no such direction
+    eigenvalues = np.maximum(rng.gamma(0.5, 1.0, columns), 1e-3)  # smaller ones are beyond float32
     vectors, _ = np.linalg.qr(rng.random((columns, columns)))
-    L = np.linalg.cholesky(vectors * eigenvalues @ vectors.T)
+    W = np.linalg.inv(np.linalg.cholesky(vectors * eigenvalues @ vectors.T))
     theta = rng.standard_normal(columns)
-    X = theta + rng.standard_normal((rows, columns)) @ L.T
-    model = partial(gaussian_mean, L=np.asarray(L, np.float32))
+    X = W @ theta + rng.standard_normal((rows, columns))
+    model = partial(gaussian_mean, W=np.asarray(W, np.float32))
     return model, (np.asarray(X, np.float32),), {}, {"theta": theta}
 
 
@@ -398,10 +402,9 @@ def _double(value):
 
 
 def draw_gaussian(model, args, kwargs, rng):
-    (X,), L = args, np.asarray(model.keywords["L"], float)
-    inverse = np.linalg.inv(L @ L.T)
-    precision = len(X) * inverse + np.eye(X.shape[1]) / 100**2
-    mean = np.linalg.solve(precision, len(X) * inverse @ np.asarray(X, float).mean(0))
+    (X,), W = args, np.asarray(model.keywords["W"], float)
+    precision = len(X) * W.T @ W + np.eye(X.shape[1]) / 100**2
+    mean = np.linalg.solve(precision, W.T @ np.asarray(X, float).sum(0))
     half = rng.standard_normal((DRAWS // 2, len(mean))) @ np.linalg.inv(np.linalg.cholesky(precision))
     return {"theta": mean + np.concatenate([half, -half])}, None
 

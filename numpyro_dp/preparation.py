@@ -5,7 +5,7 @@ prior draws give. A round of the search for the posterior
 
     1. finds clip bounds for the rows' gradients and Hessians, by noisy binary searches (quantiles of their norms);
     2. releases the noisy sum of the clipped gradients, and that of the clipped Hessians;
-    3. makes a Newton step, with eigenvalues of the curvature raised to the edge of the noise's own spectrum;
+    3. makes a Newton step, in which eigenvalues of the curvature that noise may have made are raised;
     4. compares the step with shorter ones, by one noisy release of the log likelihood's rise along it;
     5. whitens: coordinates in which the posterior would be about N(0, I).
 
@@ -23,10 +23,15 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from scipy.optimize import least_squares
 
+from numpyro_dp.cut import Cut
 from numpyro_dp.kernels.survey import Frame, Survey
 from numpyro_dp.kernels.target import Draw, Grid
+from numpyro_dp.ledger import PrivacyBudgetError
 from numpyro_dp.surrogate import Surrogate
 
 WIDE = Grid(2.0, 6)
@@ -34,6 +39,13 @@ NARROW = Grid(2**0.25, 5)
 _SMALLEST = 2.0**-16  # of a bound, in prior standard deviations: with less, even a million rows say little
 _WIDE_ROUNDS = 2  # after them, bounds are near the last ones
 _BELOW = 2.0**-3  # the narrow grid starts so far below the last bound, and ends at 32 times it
+
+MAX_CURVATURE_NOISE = 1.0
+"""Relative noise of the curvature, as foreseen, above which a run is refused."""
+
+# Eigenvalues below the edge of the noise's spectrum are not known. A step raises them so that noise does not lead it
+# astray; coordinates raise them less, so that in the next ones they can be told from noise.
+_STEP_FLOOR, _WHITENING_FLOOR = 0.5, 0.3
 
 LINE = np.array([1.0, 0.4, 0.16, 0.064])
 """Fractions of a Newton step that are compared."""
@@ -180,14 +192,15 @@ def locate(survey: Survey, prior: NormalPrior, ask: Ask, options: Preparation, r
     for r, share in enumerate(options.round_shares * rho):
         last = rounds[-1].bounds if r >= _WIDE_ROUNDS else None
         draws = ask("bounds", r, 2 * _grid(r).num_counts, ())
-        rhos = share * options.gradient, share * options.curvature
-        bounds = _find_bounds(survey, draws, frame, last, rhos)
+        bounds = _find_bounds(survey, draws, frame, last, (share * options.gradient, share * options.curvature))
         here = _derivatives(survey, ask, frame, bounds, ("gradient", "curvature"), r)
         rounds.append(here)
-        curvature = _raised(here.curvature, _edge(here.curvature_scale, survey.size))
-        step, posterior = _newton(here.score, curvature, frame, prior.mean, precision)
+        edge = _edge(here.curvature_scale, survey.size)
+        of_prior = frame.whitening.T @ precision @ frame.whitening
+        slope = here.score + frame.whitening.T @ precision @ (prior.mean - frame.center)
+        step = np.linalg.solve(_raised(here.curvature, _STEP_FLOOR * edge) + of_prior, slope)
         length = _line_search(survey, ask("line search", r, 1, (len(LINE),)), here, step, prior.mean, precision)
-        values, vectors = np.linalg.eigh(posterior)
+        values, vectors = np.linalg.eigh(_raised(here.curvature, _WHITENING_FLOOR * edge) + of_prior)
         frame = Frame(frame.center + frame.whitening @ (length * step), frame.whitening @ (vectors / np.sqrt(values)))
     return frame, rounds
 
@@ -213,13 +226,6 @@ def _derivatives(
     draws = [_only(ask(kind, stage, 1, (w,))) for kind, w in zip(kinds, (m, m * (m + 1) // 2), strict=True)]
     score, score_scale, hessian, curvature_scale = survey.derivatives((draws[0], draws[1]), frame, bounds)
     return Round(frame, score, score_scale, -hessian, curvature_scale, bounds)
-
-
-def _newton(score, curvature, frame: Frame, mean: np.ndarray, precision: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The step, and the posterior precision that it is made with, both in the frame's coordinates."""
-    whitening = frame.whitening
-    posterior = curvature + whitening.T @ precision @ whitening
-    return np.linalg.solve(posterior, score + whitening.T @ precision @ (mean - frame.center)), posterior
 
 
 def _line_search(survey: Survey, draws: Draw, here: Round, step: np.ndarray, mean: np.ndarray, precision) -> float:
@@ -319,6 +325,53 @@ def combine(here: Round, earlier: list[Round]) -> Surrogate:
 
 def _only(draws: Draw) -> Draw:
     """The one draw of a batch of one."""
-    import jax
-
     return jax.tree.map(lambda leaf: leaf[0], draws)
+
+
+def start_near(
+    cut: Cut, frame: Frame, surrogate: Surrogate | None, z_prior: NormalPrior
+) -> tuple[np.ndarray, np.ndarray]:
+    """A point near the posterior, and its covariance there, by Gauss-Newton with a rough normal prior of z.
+
+    Not the mode: where group effects have a prior of unknown scale, that is at scale 0.
+    """
+    inverse = np.linalg.inv(frame.whitening)
+    root_prior = np.linalg.inv(np.linalg.cholesky(z_prior.covariance))
+    dtype = jnp.result_type(float)
+    phi, slope = jax.jit(cut.coordinates), jax.jit(jax.jacobian(cut.coordinates))
+    shift = np.zeros(cut.size)
+    if surrogate is not None:  # from the frame's centre to where the surrogate's mode would be
+        information = surrogate.curvature + surrogate.score_covariance
+        solved = surrogate.curvature @ np.linalg.solve(information, surrogate.curvature)
+        shift = np.linalg.solve(
+            solved + 1e-3 * np.eye(cut.size), surrogate.curvature @ np.linalg.solve(information, surrogate.score)
+        )
+
+    def misfit(z: np.ndarray) -> np.ndarray:
+        u = inverse @ (np.asarray(phi(jnp.asarray(z, dtype)), float) - frame.center)
+        return np.concatenate([u - shift, root_prior @ (z - z_prior.mean)])
+
+    def jacobian(z: np.ndarray) -> np.ndarray:
+        return np.concatenate([inverse @ np.asarray(slope(jnp.asarray(z, dtype)), float), root_prior])
+
+    start = least_squares(misfit, z_prior.mean, jacobian, max_nfev=200).x
+    root = jacobian(start)
+    return start, np.linalg.inv(root.T @ root)
+
+
+def require_hope(size: int, num_rows: float, rho: float, eps: float) -> None:
+    """Refuse a run from which no useful posterior can come, by public numbers only.
+
+    :param size: m, coordinates in which the parameters meet the data.
+    :param num_rows: n over the power of the likelihood.
+    :raises PrivacyBudgetError: if the curvature's noise would drown it, or the score's noise the posterior.
+    """
+    curvature = 4 * size / num_rows * math.sqrt(size / (0.11 * rho))
+    shift = 3 * math.sqrt(2 * size / (0.5 * num_rows * rho))
+    if curvature > MAX_CURVATURE_NOISE:
+        raise PrivacyBudgetError(
+            f"eps={eps:g} with {num_rows:.6g} rows cannot give a posterior of the {size} numbers in which this model's "
+            f"parameters meet the data: noise would be about {curvature:.2g} of the curvature, and would shift the "
+            f"posterior by about {shift:.2g} standard deviations. Nothing was released. Raise eps, use fewer "
+            " parameters, or go on all the same with `prepare=Preparation(force=True)`"
+        )

@@ -28,7 +28,7 @@ class Frame(NamedTuple):
 
     def at(self, u: jax.Array) -> jax.Array:
         """phi of `u`."""
-        return self.center + self.whitening @ u
+        return jnp.asarray(self.center) + jnp.asarray(self.whitening) @ u
 
 
 class Survey:
@@ -142,7 +142,7 @@ class Survey:
 
     def _find_bounds(self, rows, draws, frame, grids, smallest, thresholds) -> jax.Array:
         def norms(row: tuple) -> jax.Array:
-            return jnp.stack([jnp.linalg.norm(x) for x in self._row_derivatives(frame, row)])
+            return jnp.stack([jnp.linalg.norm(x) for x in row_derivatives(self._cut, frame, row)])
 
         return self._target.on(rows).find_bounds(draws, norms, grids, smallest, thresholds, self.size**2)
 
@@ -151,10 +151,14 @@ class Survey:
         rows_, columns = np.tril_indices(self.size)
         weights = jnp.asarray(np.where(rows_ == columns, 1, np.sqrt(2)), self.dtype)  # the vector has the matrix's norm
 
-        def hessian(row: tuple) -> jax.Array:
-            return self._row_derivatives(frame, row)[1][rows_, columns] * weights
+        def gradient(row: tuple) -> jax.Array:
+            at = jax.grad(lambda u: self._cut.row_log_density(frame.at(u), row))
+            return at(jnp.zeros_like(frame.center))
 
-        first = target.release_sum(draws[0], lambda row: self._row_gradient(frame, row), bounds[0], self.size)
+        def hessian(row: tuple) -> jax.Array:
+            return row_derivatives(self._cut, frame, row)[1][rows_, columns] * weights
+
+        first = target.release_sum(draws[0], gradient, bounds[0], self.size)
         second = target.release_sum(draws[1], hessian, bounds[1], self.size**2)
         return self._tempered(first), self._tempered(second)
 
@@ -169,7 +173,7 @@ class Survey:
         return self._tempered(self._target.on(rows).release_sum(draw, rise, largest, ends.size))
 
     def _find_residual_bound(self, rows, draws, frame, grid, bounds, points, smallest, thr) -> jax.Array:
-        residual = self._row_residual(frame, bounds)
+        residual = row_residual(self._cut, frame, bounds)
 
         def norm(row: tuple) -> jax.Array:
             return jnp.linalg.norm(residual(points, row))[None]
@@ -178,18 +182,20 @@ class Survey:
         return self._target.on(rows).find_bounds(draws, norm, [grid], smallest, thr, width)[0]
 
     def _sum_residuals(self, rows, draw, frame, bounds, points, bound) -> Released:
-        residual = self._row_residual(frame, bounds)
+        residual = row_residual(self._cut, frame, bounds)
         width = self.size**2 + points.size
-        return self._tempered(
-            self._target.on(rows).release_sum(draw, lambda row: residual(points, row), bound, width)
-        )
+        return self._tempered(self._target.on(rows).release_sum(draw, lambda row: residual(points, row), bound, width))
 
     def _find_slope(self, rows, draws, frame, grid, pairs, smallest, thr, bounds=None) -> jax.Array:
         flat = pairs.reshape(-1, self.size)
         if bounds is None:
-            measure, values = distance, self._row_change(frame)
+            measure = distance
+
+            def values(points: jax.Array, row: tuple) -> jax.Array:
+                return jax.vmap(lambda u: self._cut.row_log_density(frame.at(u), row))(points)
+
         else:
-            measure, values = residual_distance, self._row_residual(frame, bounds)
+            measure, values = residual_distance, row_residual(self._cut, frame, bounds)
         distances = jax.vmap(measure)(pairs[:, 0], pairs[:, 1])
 
         def root_mean_square(row: tuple) -> jax.Array:
@@ -202,36 +208,31 @@ class Survey:
     def _tempered(self, released: Released) -> Released:
         return Released(self.power * released.value, self.power * released.scale)
 
-    # -- One row -----------------------------------------------------------------------------------------------------
 
-    def _row_gradient(self, frame: Frame, row: tuple) -> jax.Array:
-        return jax.grad(lambda u: self._cut.row_log_density(frame.at(u), row))(jnp.zeros(self.size, self.dtype))
+# -- One row -----------------------------------------------------------------------------------------------------------
 
-    def _row_derivatives(self, frame: Frame, row: tuple) -> tuple[jax.Array, jax.Array]:
-        def gradient(u: jax.Array) -> jax.Array:
-            return jax.grad(lambda u: self._cut.row_log_density(frame.at(u), row))(u)
 
-        zero = jnp.zeros(self.size, self.dtype)
-        value, push = jax.linearize(gradient, zero)
-        return value, jax.vmap(push)(jnp.eye(self.size, dtype=self.dtype))
+def row_derivatives(cut: Cut, frame: Frame, row: tuple) -> tuple[jax.Array, jax.Array]:
+    """Gradient (m,) and Hessian (m, m) of a row's log density with respect to u, at 0."""
+    gradient = jax.grad(lambda u: cut.row_log_density(frame.at(u), row))
+    zero = jnp.zeros_like(jnp.asarray(frame.center))
+    value, push = jax.linearize(gradient, zero)
+    return value, jax.vmap(push)(jnp.eye(cut.size, dtype=zero.dtype))
 
-    def _row_change(self, frame: Frame) -> Callable[[jax.Array, tuple], jax.Array]:
-        """``(points (k, m), row) -> (k,)``: the row's log density there."""
-        return lambda points, row: jax.vmap(lambda u: self._cut.row_log_density(frame.at(u), row))(points)
 
-    def _row_residual(self, frame: Frame, bounds: jax.Array) -> Callable[[jax.Array, tuple], jax.Array]:
-        """``(points (k, m), row) -> (k,)``: what the row's expansion, of clipped derivatives, leaves; 0 at ``u = 0``."""
+def row_residual(cut: Cut, frame: Frame, bounds: jax.Array) -> Callable[[jax.Array, tuple], jax.Array]:
+    """``(points (k, m), row) -> (k,)``: a row's log density minus its expansion of clipped derivatives; 0 at u = 0."""
 
-        def residual(points: jax.Array, row: tuple) -> jax.Array:
-            def density(u: jax.Array) -> jax.Array:
-                return self._cut.row_log_density(frame.at(u), row)
+    def residual(points: jax.Array, row: tuple) -> jax.Array:
+        def density(u: jax.Array) -> jax.Array:
+            return cut.row_log_density(frame.at(u), row)
 
-            gradient, hessian = self._row_derivatives(frame, row)
-            gradient, hessian = clip_norm(gradient, bounds[0]), clip_norm(hessian, bounds[1])
-            at_center = density(jnp.zeros(self.size, self.dtype))
-            return jax.vmap(lambda u: density(u) - at_center - u @ gradient - u @ hessian @ u / 2)(points)
+        derivatives = row_derivatives(cut, frame, row)
+        gradient, hessian = (clip_norm(x, bound) for x, bound in zip(derivatives, bounds, strict=True))
+        at_center = density(jnp.zeros_like(gradient))
+        return jax.vmap(lambda u: density(u) - at_center - u @ gradient - u @ hessian @ u / 2)(points)
 
-        return residual
+    return residual
 
 
 def distance(u: jax.Array, u_new: jax.Array) -> jax.Array:
