@@ -138,7 +138,7 @@ class PreparedKernel(DPKernel):
 
     def _run_preparation(self, options: Preparation, separated: SeparableModel, args: tuple, kwargs: dict) -> Chain:
         plan, power = self._ledger.plan, self._power(separated.num_rows)
-        rho = sum(mechanism.rho * count for mechanism, count in flat_releases(plan.kinds))  # type: ignore[misc, operator]
+        rho = _rho(plan.kinds)
         cut = find_cut(separated, args, kwargs)
         if not options.force and plan.num_rows is not None:
             require_hope(cut.size, plan.num_rows / power, rho, plan.eps)
@@ -148,15 +148,14 @@ class PreparedKernel(DPKernel):
         z_draws = self._prior_draws(separated, args, kwargs)
         z_prior = rough_normal(z_draws)
         guess = self._public_guess(separated, z_prior)
-        frame, rounds = locate(
-            survey, rough_normal(_map(cut.coordinates, z_draws if guess is None else guess)), self._draw_for, options, rho
-        )
+        near = rough_normal(_map(cut.coordinates, z_draws if guess is None else guess))
+        frame, rounds = locate(survey, near, self._draw_for, options, rho)
         found = check(survey, frame, rounds[-1], self._draw_for)
         mode = options.mode or self._choose(found, rounds[-1], options.reserve * rho, power)
         self._ledger.assign(RESERVE, self._spend(mode, options))
         surrogate, bounds = None, rounds[-1].bounds
         if mode != "walk":
-            final = sum(k.mechanisms[0].rho * sum(k.counts) for n, k in self._ledger.plan.kinds.items() if n in FINAL)
+            final = _rho({kind: self._ledger.plan.kinds[kind] for kind in FINAL})
             surrogate, bounds = final_release(survey, frame, rounds, self._draw_for, options, final)
         slope, step = self._proposals(mode, survey, frame, bounds) if mode != "surrogate" else (None, 1.0)
         start, covariance = start_near(cut, frame, surrogate, z_prior)
@@ -176,7 +175,7 @@ class PreparedKernel(DPKernel):
     def _spend(self, mode: str, options: Preparation) -> dict[str, Releases]:
         """What the reserve is spent on."""
         plan = self._ledger.plan
-        reserve = plan.kinds[RESERVE].mechanisms[0].rho * (1 - 1e-12)
+        reserve = _rho({RESERVE: plan.kinds[RESERVE]}) * (1 - 1e-12)
         last = {"surrogate": 1.0, "residual": 0.85, "walk": 0.0}[mode]
         shares = {
             "final bounds": (last * options.final_bounds, 2 * NARROW.num_counts),
@@ -292,6 +291,10 @@ class _Scaled:
 
     def __call__(self, noise_multiplier: float) -> tuple[Mechanism, ...]:
         return tuple(Gaussian(noise_multiplier * r) for r in self.relative)
+
+
+def _rho(kinds: Mapping[str, Releases]) -> float:
+    return math.fsum(count * (mechanism.rho or 0.0) for mechanism, count in flat_releases(kinds))
 
 
 def _map(function: Callable[[jax.Array], jax.Array], points: np.ndarray) -> np.ndarray:

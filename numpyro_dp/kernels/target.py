@@ -419,8 +419,8 @@ def _add_up_with_others(
         if len(set(gathered[:, -1].tolist())) > 1:
             raise RuntimeError(
                 "the owners' chains have come apart: the last proposal was accepted at owner(s) "
-                f"{np.flatnonzero(gathered[:, -1]).tolist()} only. Run the same versions of JAX and NumPyro on the same "
-                "kind of processor everywhere, or in float64"
+                f"{np.flatnonzero(gathered[:, -1]).tolist()} only. Run the same versions of JAX and NumPyro on "
+                "the same kind of processor everywhere, or in float64"
             )
         total = gathered[:, :-2].sum(0).reshape(steps.shape)
         variances = np.ascontiguousarray(gathered[:, -2]).view(np.float64)
