@@ -47,6 +47,9 @@ MAX_CURVATURE_NOISE = 1.0
 # astray; coordinates raise them less, so that in the next ones they can be told from noise.
 _STEP_FLOOR, _WHITENING_FLOOR = 0.5, 0.3
 
+MIN_WALK_DRAWS = 5.0
+"""Independent draws that a random walk must be worth, as foreseen."""
+
 LINE = np.array([1.0, 0.4, 0.16, 0.064])
 """Fractions of a Newton step that are compared."""
 
@@ -212,7 +215,7 @@ def _grid(r: int) -> Grid:
 def _find_bounds(survey: Survey, draws: Draw, frame: Frame, last: np.ndarray | None, rhos: tuple) -> np.ndarray:
     """Bounds at which so many rows are clipped that what they lose weighs about as much as the noise."""
     m = survey.size
-    thresholds = 2.5 * math.sqrt(2 * m / rhos[0]), 0.5 * math.sqrt(m * (m + 1) / rhos[1])
+    thresholds = 4.5 * math.sqrt(2 * m / rhos[0]), math.sqrt(m * (m + 1) / rhos[1])
     if last is None:
         return survey.bounds(draws, frame, (WIDE, WIDE), (_SMALLEST, _SMALLEST), thresholds)
     smallest = tuple(float(_BELOW * bound) for bound in last)
@@ -359,12 +362,14 @@ def start_near(
     return start, np.linalg.inv(root.T @ root)
 
 
-def require_hope(size: int, num_rows: float, rho: float, eps: float) -> None:
+def require_hope(size: int, num_rows: float, rho: float, options: Preparation, eps: float) -> None:
     """Refuse a run from which no useful posterior can come, by public numbers only.
 
     :param size: m, coordinates in which the parameters meet the data.
     :param num_rows: n over the power of the likelihood.
-    :raises PrivacyBudgetError: if the curvature's noise would drown it, or the score's noise the posterior.
+    :param rho: the whole budget.
+    :raises PrivacyBudgetError: if the curvature's noise would drown it; for a walk, if all its steps together would be
+        worth less than `MIN_WALK_DRAWS` independent draws.
     """
     curvature = 4 * size / num_rows * math.sqrt(size / (0.11 * rho))
     shift = 3 * math.sqrt(2 * size / (0.5 * num_rows * rho))
@@ -373,5 +378,24 @@ def require_hope(size: int, num_rows: float, rho: float, eps: float) -> None:
             f"eps={eps:g} with {num_rows:.6g} rows cannot give a posterior of the {size} numbers in which this model's "
             f"parameters meet the data: noise would be about {curvature:.2g} of the curvature, and would shift the "
             f"posterior by about {shift:.2g} standard deviations. Nothing was released. Raise eps, use fewer "
-            " parameters, or go on all the same with `prepare=Preparation(force=True)`"
+            "parameters, or go on all the same with `prepare=Preparation(force=True)`"
         )
+    draws = walk_draws(2 * math.sqrt(size / num_rows), size, options.reserve * rho)
+    if options.mode == "walk" and draws < MIN_WALK_DRAWS:
+        raise PrivacyBudgetError(
+            f"eps={eps:g} with {num_rows:.6g} rows pays for a random walk worth about {draws:.2g} independent draws of "
+            f"the {size} numbers in which this model's parameters meet the data. Nothing was released. DPHMC releases "
+            "the likelihood once instead, and can do with this budget; or raise eps, temper the likelihood (n0, power), "
+            "or go on all the same with `prepare=Preparation(force=True)`"
+        )
+
+
+def walk_draws(slope: float, size: int, rho: float) -> float:
+    """How many independent draws a penalty random walk is worth, however many steps share `rho`.
+
+    A step of length s (in posterior standard deviations) takes noise of standard deviation 2 for ``rho = (slope s)^2
+    size / 2`` (sensitivity ``2 slope s sqrt(size)``), and s^-2 of them make a draw, about.
+
+    :param slope: clip bound of a row's log ratio per unit of distance.
+    """
+    return 0.78 * rho / (8 * slope**2 * size)

@@ -40,12 +40,14 @@ from numpyro_dp.preparation import (
     require_hope,
     rough_normal,
     start_near,
+    walk_draws,
 )
 
 RESERVE = "reserve"
 SLOPE_GRID = Grid(2.0**0.5, 6)
 PRIOR_DRAWS = 1000
 FINAL = ("final bounds", "final curvature", "final gradient")
+ENOUGH_DRAWS = 100
 QUADRATIC = 0.15
 """Spread of the residuals, in log density, below which nothing is better than a quadratic."""
 
@@ -141,7 +143,7 @@ class PreparedKernel(DPKernel):
         rho = _rho(plan.kinds)
         cut = find_cut(separated, args, kwargs)
         if not options.force and plan.num_rows is not None:
-            require_hope(cut.size, plan.num_rows / power, rho, plan.eps)
+            require_hope(cut.size, plan.num_rows / power, rho, options, plan.eps)
         counts = {kind: sum(shares.counts) for kind, shares in preparation_releases(options).items()}
         self._ledger.require(counts, 1, None, "the preparation")
         survey = Survey(self._target(separated, args, kwargs), cut)
@@ -166,9 +168,7 @@ class PreparedKernel(DPKernel):
         """Which chain serves, by released numbers."""
         if found.spread + 2 * found.scale < QUADRATIC:
             return "surrogate"
-        # Independent draws that a walk of unlimited length is worth, about: its steps and its noise have to share.
-        draws = 0.78 * reserve / (8 * (2 * power * last.bounds[0]) ** 2 * len(last.score))
-        if draws >= 100:
+        if walk_draws(2 * power * last.bounds[0], len(last.score), reserve) >= ENOUGH_DRAWS:
             return "walk"
         return "surrogate" if found.spread < 1 else "residual"
 

@@ -88,8 +88,8 @@ class Survey:
         :param bounds: shape (k,): largest rise or fall of one row that is counted in full.
         :return: rises (k,) and standard deviations of their noise (k,).
         """
-        start, ends, bounds = (jnp.asarray(x, self.dtype) for x in (start, ends, bounds))
-        found = self._gains(self._target.rows, draw, start, ends, bounds)
+        numbers = (jnp.asarray(x, self.dtype) for x in (start, ends, bounds))
+        found = self._gains(self._target.rows, draw, *numbers)
         return np.asarray(found.value, float) * np.asarray(bounds), float(found.scale) * np.asarray(bounds)
 
     def residual_bound(
@@ -188,6 +188,7 @@ class Survey:
 
     def _find_slope(self, rows, draws, frame, grid, pairs, smallest, thr, bounds=None) -> jax.Array:
         flat = pairs.reshape(-1, self.size)
+        values: Callable[[jax.Array, tuple], jax.Array]
         if bounds is None:
             measure = distance
 
