@@ -13,6 +13,7 @@ from numpyro_dp.kernels.stochastic_gradient import decreasing_steps
 from numpyro_dp.ledger import PrivacyBudgetError
 from numpyro_dp.mcmc import MCMC
 from numpyro_dp.model import UnsupportedModelError
+from numpyro_dp.preparation import Preparation
 from numpyro_dp.report import PrivacyReport
 from numpyro_dp.subsampling import FixedBatches, PoissonBatches
 
@@ -30,6 +31,7 @@ __all__ = [
     "ExponentialFamily",
     "FixedBatches",
     "PoissonBatches",
+    "Preparation",
     "PrivacyBudgetError",
     "PrivacyReport",
     "UnsupportedModelError",

@@ -61,6 +61,7 @@ def to_arviz(
         "privacy_neighboring_relation": report.neighboring_relation,
         "privacy_unit": report.unit,
         "privacy_guarantee": report.guarantee(),
+        "privacy_posterior": report.posterior,
         "privacy_report": report.to_json(),
     }
     results.attrs.update(attributes)

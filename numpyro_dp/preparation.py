@@ -384,9 +384,9 @@ def require_hope(size: int, num_rows: float, rho: float, options: Preparation, e
     if options.mode == "walk" and draws < MIN_WALK_DRAWS:
         raise PrivacyBudgetError(
             f"eps={eps:g} with {num_rows:.6g} rows pays for a random walk worth about {draws:.2g} independent draws of "
-            f"the {size} numbers in which this model's parameters meet the data. Nothing was released. DPHMC releases "
-            "the likelihood once instead, and can do with this budget; or raise eps, temper the likelihood (n0, power), "
-            "or go on all the same with `prepare=Preparation(force=True)`"
+            f"the {size} numbers in which this model's parameters meet the data. Nothing was released. DPHMC can do "
+            "with less: it releases the likelihood once. Or raise eps, temper the likelihood (n0, power), or go on all "
+            "the same with `prepare=Preparation(force=True)`"
         )
 
 

@@ -29,6 +29,7 @@ class PrivacyReport:
     :ivar private_arguments: arguments whose rows are protected.
     :ivar dropped_sites: deterministic sites left out of the samples, with the reason.
     :ivar noise: where the noise came from.
+    :ivar posterior: what the draws are draws of.
     :ivar assumptions: what the guarantee and the posterior rest on.
     """
 
@@ -46,6 +47,7 @@ class PrivacyReport:
     private_arguments: tuple[str, ...]
     dropped_sites: Mapping[str, str]
     noise: str
+    posterior: str
     assumptions: tuple[str, ...]
     kernel: str
 
@@ -177,6 +179,7 @@ class PrivacyReport:
             f"  private      {', '.join(self.private_arguments)}",
             f"  public       {', '.join(self.public_arguments) or 'no argument'}",
             f"  noise        {self.noise}",
+            f"  posterior    {self.posterior}",
         ]
         for name, reason in self.dropped_sites.items():
             lines.append(f"  left out     site '{name}' ({reason})")

@@ -47,6 +47,8 @@ class DPState(NamedTuple):
     :ivar noise_scale: standard deviation of the privacy noise in the last log ratio (about 1 to 2.5 is best; far above,
         the chain stands still); for kernels without an acceptance test, in each entry of the last gradient.
     :ivar exhausted: the budget did not allow this iteration; `z` is a copy of the one before and no draw.
+    :ivar diverging: NUTS's warning that its trajectory went astray, where a prepared kernel runs NUTS on a released
+        likelihood.
     :ivar adapt_state: NumPyro's ``HMCAdaptState``: step size, inverse mass matrix and their adaptation.
     :ivar carry: what the algorithm itself carries along; see the kernel.
     :ivar rng_key: key of the public randomness (proposals, accept draws). Privacy noise does not come from it.
@@ -59,6 +61,7 @@ class DPState(NamedTuple):
     mean_accept_prob: jax.Array
     noise_scale: jax.Array
     exhausted: jax.Array
+    diverging: jax.Array
     adapt_state: Any
     carry: Any
     rng_key: Any
@@ -72,6 +75,7 @@ class Transition(NamedTuple):
     accept_prob: jax.Array
     noise_scale: jax.Array
     carry: Any
+    diverging: jax.Array | bool = False
 
 
 class KernelOptions(TypedDict, total=False):
@@ -260,7 +264,7 @@ class DPKernel(MCMCKernel, Algorithm):
 
     @property
     def default_fields(self) -> tuple[str, ...]:
-        return ("z", "accepted", "accept_prob", "exhausted")
+        return ("z", "accepted", "accept_prob", "exhausted", "diverging")
 
     @property
     def model(self) -> Callable:
@@ -378,6 +382,7 @@ class DPKernel(MCMCKernel, Algorithm):
             noise=self._describe_noise(plan),
             assumptions=self._assumptions(plan),
             kernel=type(self).__name__,
+            posterior=self._describe_posterior(),
             **self._described,
         )
 
@@ -409,6 +414,11 @@ class DPKernel(MCMCKernel, Algorithm):
     def _describe_clip(self, kind: str) -> str:
         clip = self._clips[kind]
         return f"clip_{kind} {clip:g}" + (" per unit of distance" if kind == "ratio" else "")
+
+    def _describe_posterior(self) -> str:
+        """What the draws are draws of."""
+        tempered = "" if self._n0 is None and self._given_power == 1 else "tempered "
+        return f"a chain on the {tempered}posterior; see what it assumes"
 
     def _describe_exactness(self) -> str:
         """On what the posterior rests, as far as this kernel's approximations go."""
@@ -602,7 +612,7 @@ class DPKernel(MCMCKernel, Algorithm):
             moved = jax.tree.map(partial(jnp.where, grant.granted), move(), stay())
         else:
             moved = lax.cond(grant.granted, move, stay)
-        z_new, accepted, accept_prob, noise_scale, carry = moved
+        z_new, accepted, accept_prob, noise_scale, carry, diverging = moved
         moved = DPState(
             i=state.i + 1,
             z=separated.unravel(z_new),
@@ -613,11 +623,14 @@ class DPKernel(MCMCKernel, Algorithm):
             / (jnp.where(state.i < self._num_warmup, state.i, state.i - self._num_warmup) + 1),
             noise_scale=noise_scale,
             exhausted=jnp.array(False),
+            diverging=jnp.asarray(diverging),
             adapt_state=self._adapt(state.i, accept_prob, z_new, state.adapt_state),
             carry=carry,
             rng_key=None,
         )
-        stayed = state._replace(accepted=jnp.array(False), exhausted=jnp.array(True), rng_key=None)
+        stayed = state._replace(
+            accepted=jnp.array(False), exhausted=jnp.array(True), diverging=jnp.array(False), rng_key=None
+        )
         chosen = jax.tree.map(lambda yes, no: jnp.where(grant.granted, yes, no), moved, stayed)
         return chosen._replace(rng_key=rng_key)
 
@@ -707,6 +720,7 @@ class DPKernel(MCMCKernel, Algorithm):
             mean_accept_prob=zero,
             noise_scale=zero,
             exhausted=jnp.array(False),
+            diverging=jnp.array(False),
             adapt_state=adapt_state,
             carry=self._algorithm._init_carry(carry_key, z),
             rng_key=rng_key,

@@ -135,7 +135,12 @@ class SurrogateChain(Chain):
         _, sample = self._start(rng_key, z)  # NumPyro's step keeps what its start was told; the state is not used
         state = sample(carry._replace(rng_key=rng_key), (), {})
         return Transition(
-            state.z, jnp.array(True), state.accept_prob, jnp.zeros((), z.dtype), state._replace(rng_key=None)
+            state.z,
+            jnp.array(True),
+            state.accept_prob,
+            jnp.zeros((), z.dtype),
+            state._replace(rng_key=None),
+            state.diverging,
         )
 
 

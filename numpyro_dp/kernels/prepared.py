@@ -103,20 +103,33 @@ class PreparedKernel(DPKernel):
     def _describe_exactness(self) -> str:
         if self._preparation is None:
             return super()._describe_exactness()
-        return "clip bounds, coordinates and step sizes were found privately; " + self._describe_posterior()
+        where = {
+            "surrogate": "the log likelihood is close to a quadratic in the coordinates of the release, and few rows' "
+            "gradients are clipped",
+            "residual": "no row's residual is clipped",
+            "walk": "no row's log ratio is clipped",
+        }
+        known = "not known yet" if self._result is None else where[self._result.mode]
+        return f"clip bounds, coordinates and step sizes were found privately; the posterior is right where {known}"
 
     def _describe_posterior(self) -> str:
-        """What the draws are draws of."""
-        if self._result is None:
-            return "nothing has been released yet"
-        aware = "noise-aware" if self._noise_aware else "plug-in"
-        return {
-            "surrogate": f"the draws are NUTS draws of the exact prior times a {aware} quadratic likelihood, released "
-            "once, in the coordinates in which the parameters meet the data",
-            "residual": f"the draws are of the exact prior times a {aware} quadratic likelihood, released once, times "
-            "the rows' residuals, by an exact test where no residual is clipped",
-            "walk": "the draws are of the posterior, by an exact test where no row's log ratio is clipped",
-        }[self._result.mode]
+        if self._preparation is None or self._result is None:
+            return super()._describe_posterior()
+        result = self._result
+        aware = "noise-aware" if self._noise_aware else "plug-in (its noise is ignored)"
+        released = f"the exact prior times a {aware} quadratic likelihood that was released once"
+        found = f"mode '{result.mode}': "
+        found += {
+            "surrogate": f"NUTS draws of {released}. More draws cost nothing",
+            "residual": f"a chain on {released}, times the rows' residuals, by an exact test on each",
+            "walk": "a chain on the posterior, by an exact test on each proposal",
+        }[result.mode]
+        if result.check is not None:
+            found += (
+                f". By the check, the log likelihood is {result.check.spread:.2g} from a quadratic (noise of the check "
+                f"{result.check.scale:.1g})"
+            )
+        return found
 
     # -- The preparation ---------------------------------------------------------------------------------------------
 
