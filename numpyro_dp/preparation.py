@@ -35,10 +35,11 @@ from numpyro_dp.ledger import PrivacyBudgetError
 from numpyro_dp.surrogate import Surrogate
 
 WIDE = Grid(2.0, 6)
-NARROW = Grid(2**0.25, 5)
+NARROW = Grid(2**0.25, 6)
+CHECK_GRID = Grid(2.0, 6)
 _SMALLEST = 2.0**-16  # of a bound, in prior standard deviations: with less, even a million rows say little
 _WIDE_ROUNDS = 2  # after them, bounds are near the last ones
-_BELOW = 2.0**-3  # the narrow grid starts so far below the last bound, and ends at 32 times it
+_BELOW = 2.0**-6  # the narrow grid starts so far below the last bound, and ends at 2**9.75 times it
 
 MAX_CURVATURE_NOISE = 1.0
 """Relative noise of the curvature, as foreseen, above which a run is refused."""
@@ -143,12 +144,9 @@ def preparation_releases(options: Preparation) -> dict[str, Shares]:
         "gradient": Shares(once, gradient),
         "curvature": Shares(once, curvature),
         "line search": Shares(once, line),
-        "check bound": Shares((NARROW.num_counts + 1,), (options.check / 4,)),
+        "check bound": Shares((CHECK_GRID.num_counts,), (options.check / 4,)),
         "check": Shares((1,), (options.check * 3 / 4,)),
     }
-
-
-CHECK_GRID = Grid(2.0, NARROW.num_counts + 1)
 
 
 class NormalPrior(NamedTuple):

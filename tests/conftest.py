@@ -9,6 +9,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.pop("CI", None)
 
 import jax
+import numpy as np
 import pytest
 
 _separated: dict = {}
@@ -27,6 +28,38 @@ def _models_are_separated_once(monkeypatch):
 
     original = base.separate
     monkeypatch.setattr(base, "separate", separate)
+
+
+_cuts: dict = {}
+_surveys: dict = {}
+
+
+@pytest.fixture
+def shared_surveys(monkeypatch):
+    """Compiling a preparation takes seconds: tests that prepare kernels for the same model share the programs.
+
+    They take the rows as arguments, so other rows need no others.
+    """
+    from numpyro_dp.kernels import prepared, target
+
+    def find_cut(separated, args, kwargs):
+        leaves = zip(jax.tree.leaves((args, kwargs)), separated.arguments, strict=True)
+        public = tuple(np.asarray(leaf).tobytes() for leaf, argument in leaves if not argument.private)
+        key = (id(separated), public, jax.config.jax_enable_x64)
+        if key not in _cuts:
+            _cuts[key] = separated, original_cut(separated, args, kwargs)
+        return _cuts[key][1]
+
+    def survey(of, cut):
+        key = (id(cut), of._relation, of.power, target.clipped_sum)  # tests replace the last one
+        if key not in _surveys:
+            _surveys[key] = original_survey(of, cut)
+        _surveys[key]._target = of
+        return _surveys[key]
+
+    original_cut, original_survey = prepared.find_cut, prepared.Survey
+    monkeypatch.setattr(prepared, "find_cut", find_cut)
+    monkeypatch.setattr(prepared, "Survey", survey)
 
 
 @pytest.fixture(autouse=True)

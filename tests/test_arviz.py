@@ -85,7 +85,7 @@ def test_summary_plots_and_files(mcmc, tmp_path):
 @pytest.mark.parametrize("stock", [False, True], ids=["numpyro_dp", "numpyro"])
 def test_from_numpyro_does_not_leak(stock):
     """What everybody calls by habit: no outcomes, and no log likelihood even when asked for."""
-    kernel = DPPenalty(model, eps=8.0, num_iterations=12, num_chains=1)
+    kernel = DPPenalty(model, eps=8.0, prepare=False, num_iterations=12, num_chains=1)
     mcmc = (numpyro.infer.MCMC if stock else MCMC)(kernel, num_warmup=4, num_samples=8, progress_bar=False)
     mcmc.run(jax.random.key(0), X, y=Y, group=GROUP)
     idata = arviz.from_numpyro(mcmc, log_likelihood=True)
@@ -104,7 +104,10 @@ def test_predictive_works(mcmc):
 
 def test_draws_beyond_the_budget_are_left_out():
     mcmc = numpyro.infer.MCMC(
-        DPPenalty(model, eps=8.0, num_iterations=10, num_chains=1), num_warmup=4, num_samples=10, progress_bar=False
+        DPPenalty(model, eps=8.0, prepare=False, num_iterations=10, num_chains=1),
+        num_warmup=4,
+        num_samples=10,
+        progress_bar=False,
     )
     with pytest.warns(RuntimeWarning, match="is used up"):
         mcmc.run(jax.random.key(0), X, y=Y, group=GROUP)

@@ -31,6 +31,9 @@ from numpyro_dp import (
 )
 from numpyro_dp.clipping import BrokenCompilerError
 from numpyro_dp.ledger import Request
+from numpyro_dp.preparation import Preparation
+
+pytestmark = pytest.mark.usefixtures("shared_surveys")
 
 N, D = 60, 3
 _rng = np.random.default_rng(0)
@@ -48,11 +51,11 @@ def model(X, y=None):
 
 
 def hmc(**options):
-    return DPHMC(model, **{"num_steps": 3, **options})
+    return DPHMC(model, **{"prepare": False, "num_steps": 3, **options})
 
 
 def penalty(**options):
-    return DPPenalty(model, **options)
+    return DPPenalty(model, **{"prepare": False, **options})
 
 
 def barker(**options):
@@ -63,7 +66,18 @@ def sghmc(**options):
     return DPSGHMC(model, **{"num_steps": 3, **options})
 
 
+def prepared(kernel, mode, step_size=None, **options):
+    """It finds its own step size."""
+    return kernel(model, prepare=Preparation(mode=mode, force=True), **options)
+
+
 OWNERS = np.arange(N) % 3
+
+PREPARED = {
+    "hmc_prepared": functools.partial(prepared, DPHMC, "surrogate"),
+    "hmc_residual": functools.partial(prepared, DPHMC, "residual"),
+    "penalty_prepared": functools.partial(prepared, DPPenalty, None),
+}
 
 KERNELS = {
     "hmc": hmc,
@@ -88,13 +102,24 @@ KERNELS = {
     "sgnht_fixed": lambda **options: DPSGNHT(model, batch_size=FixedBatches(20), **options),
     "sghmc_truncated": lambda **options: sghmc(batch_size=PoissonBatches(20, max_batch_size=24), **options),
     "sghmc_schedule": lambda **options: sghmc(**{**options, "batch_size": 20, "step_size": decreasing_steps(1e-3)}),
+    **PREPARED,
 }
+TESTED = ["hmc_residual", "penalty_prepared"]  # prepared, and each draw is paid for
 FEW = ["hmc", "penalty"]
 KINDS = [*FEW, "barker", "sgld_poisson"]
 # The others differ little from one of these here, and are tested with the slow tests.
-EVERYDAY = [*KINDS, "hmc_reuse", "penalty_fixed", "penalty_owners", "barker_batch", "sghmc_truncated", "sghmc_schedule"]
+EVERYDAY = [
+    *KINDS,
+    *PREPARED,
+    "hmc_reuse",
+    "penalty_fixed",
+    "penalty_owners",
+    "barker_batch",
+    "sghmc_truncated",
+    "sghmc_schedule",
+]
 
-FEW_OF_EACH = [*FEW, "penalty_fixed", "barker_batch", "sghmc_schedule"]
+FEW_OF_EACH = [*FEW, "penalty_fixed", "barker_batch", "sghmc_schedule", "penalty_prepared"]
 
 
 def kernels(names, everyday):
@@ -103,6 +128,8 @@ def kernels(names, everyday):
 
 
 every_kernel, every_kind, few_kernels = kernels(KERNELS, EVERYDAY), kernels(KINDS, FEW), kernels(FEW, FEW)
+few_or_prepared = kernels([*FEW, *PREPARED], [*FEW, "penalty_prepared"])
+few_or_tested = kernels([*FEW, *TESTED], [*FEW, "penalty_prepared"])
 
 
 def run(kernel, *, stock=False, seed=0, key=jax.random.key, fields=("i", "noise_scale"), table=(X, Y), **options):
@@ -122,7 +149,10 @@ def reference(make):
 def made(kernel):
     """How many iterations have released something, over all chains."""
     releases = kernel.privacy.releases
-    return releases["ratio"]["made"] if "ratio" in releases else releases["grad"]["made"] // kernel._num_steps
+    for kind in ("ratio", "residual"):
+        if kind in releases:
+            return releases[kind]["made"]
+    return releases["grad"]["made"] // kernel._num_steps
 
 
 def assert_same_draws(first, second, **tolerance):
@@ -132,7 +162,7 @@ def assert_same_draws(first, second, **tolerance):
         )
 
 
-@every_kind
+@kernels([*KINDS, *PREPARED], [*FEW, "penalty_prepared"])
 def test_runs_and_moves_in_float64(make, x64):
     check_run(make, "float64")
 
@@ -155,7 +185,8 @@ def check_run(make, precision):
     assert (extra["i"][0] == jnp.arange(11, 31)).all()
     assert not extra["exhausted"].any()
     moved = (jnp.diff(samples["b"], axis=1) != 0).any(-1) | (jnp.diff(samples["scale"], axis=1) != 0)
-    assert (moved == extra["accepted"][:, 1:]).all()
+    if make is not KERNELS["hmc_prepared"]:  # NUTS has nothing to accept
+        assert (moved == extra["accepted"][:, 1:]).all()
     assert moved.any()
     report = mcmc.privacy
     assert report.eps == 50.0
@@ -165,7 +196,14 @@ def check_run(make, precision):
     assert exact is None or exact == pytest.approx(50.0, rel=1e-6)
     made = {kind: release["made"] for kind, release in report.releases.items()}
     kernel = mcmc.sampler
-    if isinstance(kernel, DPHMC):
+    if make in PREPARED.values():
+        assert kernel.prepared.mode == {"hmc_prepared": "surrogate", "hmc_residual": "residual"}.get(
+            next(name for name in PREPARED if PREPARED[name] is make), "walk"
+        )
+        assert "ratio" not in made or made["ratio"] == 60
+        assert "residual" not in made or made["residual"] == 60
+        assert "reserve" not in made
+    elif isinstance(kernel, DPHMC):
         per_chain = {"position": 90, "fresh": 120, "reuse": 91}[kernel._leapfrog]
         assert made == {"ratio": 60, "grad": 2 * per_chain}  # 2 chains of 10 + 20 iterations
     elif hasattr(kernel, "_num_steps"):
@@ -175,7 +213,7 @@ def check_run(make, precision):
     assert made == {kind: release["planned"] for kind, release in report.releases.items()}
 
 
-@kernels(KINDS, ["penalty", "sgld_poisson"])
+@kernels([*KINDS, *PREPARED], ["penalty", "sgld_poisson", "penalty_prepared"])
 @pytest.mark.parametrize("chain_method", ["sequential", "parallel", jax.vmap], ids=["sequential", "parallel", "vmap"])
 @pytest.mark.parametrize("stock", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["numpyro_dp", "numpyro"])
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")  # NumPyro's, under jax.vmap
@@ -187,7 +225,7 @@ def test_every_chain_method_gives_the_same_chains(make, chain_method, stock):
     assert other.sampler.privacy.rho_spent == pytest.approx(other.sampler.privacy.rho)
 
 
-@few_kernels
+@few_or_prepared
 @pytest.mark.parametrize(
     "options",
     [
@@ -203,7 +241,7 @@ def test_options_of_mcmc_do_not_change_the_chains(make, options, capfd):
         assert ("spent" in capfd.readouterr().err) == (options.get("chain_method") == "sequential")
 
 
-@few_kernels
+@few_or_prepared
 def test_a_single_chain_is_the_first_of_many(make):
     keys = jax.random.split(jax.random.key(0), 2)
     single = MCMC(
@@ -215,14 +253,14 @@ def test_a_single_chain_is_the_first_of_many(make):
     )
 
 
-@few_kernels
+@few_or_prepared
 def test_thinning_keeps_every_second_draw(make):
     every = reference(make).get_samples(group_by_chain=True)["b"]
     thinned = run(make(eps=5.0, noise_seed=1), thinning=2).get_samples(group_by_chain=True)["b"]
     np.testing.assert_allclose(thinned, every[:, 1::2], rtol=1e-5)
 
 
-@every_kind
+@kernels([*KINDS, *PREPARED], FEW)
 @pytest.mark.parametrize(("stock", "collect"), [(False, False), (True, True)], ids=["numpyro_dp", "numpyro"])
 def test_warmup_then_run_is_one_run(make, stock, collect):
     planned = {"num_iterations": 10, "num_chains": 2}
@@ -234,14 +272,15 @@ def test_warmup_then_run_is_one_run(make, stock, collect):
         chain_method="vectorized",
         progress_bar=False,
     )
-    if not stock:
+    if not stock and make not in PREPARED.values():
         mcmc._compile(jax.random.key(0), X, y=Y)
         assert mcmc.privacy.rho_spent == 0
     mcmc.warmup(jax.random.key(0), X, y=Y, collect_warmup=collect)
-    assert made(mcmc.sampler) == 8
+    costly = make is not KERNELS["hmc_prepared"]
+    assert not costly or made(mcmc.sampler) == 8
     mcmc.run(mcmc.post_warmup_state.rng_key, X, y=Y)
     assert_same_draws(reference(make), mcmc)
-    assert made(mcmc.sampler) == 20
+    assert not costly or made(mcmc.sampler) == 20
 
 
 @few_kernels
@@ -290,7 +329,7 @@ def test_the_chain_goes_on_over_hostile_rows(make):
     assert accepted > 0
 
 
-@few_kernels
+@few_or_prepared
 def test_a_table_of_hostile_rows_only(make):
     mcmc = MCMC(make(eps=5.0), num_warmup=3, num_samples=5, progress_bar=False)
     mcmc.run(jax.random.key(0), np.full_like(X, np.nan), y=Y)
@@ -307,7 +346,7 @@ def test_random_keys_are_never_reused(make):
             state = jax.jit(lambda s: kernel.sample(s, (X,), {"y": Y}))(state)
 
 
-@few_kernels
+@few_or_prepared
 def test_one_trace_for_all_iterations_and_runs(make):
     traces = []
 
@@ -354,7 +393,7 @@ def test_the_noise_is_that_of_the_report(relation):
     np.testing.assert_allclose(extra["noise_scale"][:, 1:][accepted], (multiplier * sensitivity)[accepted], rtol=1e-4)
 
 
-@few_kernels
+@few_or_tested
 @pytest.mark.parametrize("stock", [False, True], ids=["numpyro_dp", "numpyro"])
 def test_a_second_run_is_refused(make, stock):
     planned = {"num_iterations": 10, "num_chains": 2} if stock else {}
@@ -365,7 +404,7 @@ def test_a_second_run_is_refused(make, stock):
     assert mcmc.sampler.privacy.releases == before
 
 
-@every_kind
+@kernels([*KINDS, *TESTED], FEW)
 def test_budget_kept_for_a_second_run(make):
     kernel = make(eps=50.0, num_iterations=16, num_chains=2)
     mcmc = run(kernel)
@@ -387,7 +426,7 @@ def test_a_run_beyond_the_plan_is_refused_before_it_starts(make):
         run(make(eps=1.0, num_iterations=1, num_chains=1), stock=True)
 
 
-@every_kind
+@kernels([*KINDS, *TESTED], [*FEW, "penalty_prepared"])
 @pytest.mark.parametrize("chain_method", ["sequential", "vectorized", "parallel"])
 def test_the_budget_cannot_be_overrun_by_the_stock_mcmc(make, chain_method):
     """P4: more iterations than planned leave the state as it is, and say so."""
@@ -406,7 +445,7 @@ def test_the_budget_cannot_be_overrun_by_the_stock_mcmc(make, chain_method):
     assert kernel.privacy.eps_spent <= kernel.privacy.eps
 
 
-@few_kernels
+@few_or_tested
 def test_a_state_used_twice_does_not_fork_the_budget(make):
     kernel = make(eps=100.0, num_iterations=12, step_size=0.3)
     start = kernel.init(jax.random.key(0), 0, None, (X,), {"y": Y})
@@ -435,7 +474,7 @@ def test_a_state_of_another_kernel_cannot_lower_the_noise(make):
     assert float(moved.noise_scale) > 20 * float(state.noise_scale)
 
 
-@few_kernels
+@few_or_prepared
 def test_one_budget_one_table(make):
     kernel = make(eps=1.0, num_iterations=30, num_chains=2)
     run(kernel)
@@ -445,7 +484,7 @@ def test_one_budget_one_table(make):
     other.run(jax.random.key(0), X, y=Y)
 
 
-@every_kind
+@kernels([*KINDS, *PREPARED], [*FEW, "penalty_prepared"])
 @pytest.mark.parametrize(
     "duplicate", [copy.copy, copy.deepcopy, lambda k: pickle.loads(pickle.dumps(k))], ids=["copy", "deepcopy", "pickle"]
 )

@@ -25,6 +25,9 @@ from numpyro_dp import DPHMC, DPSGHMC, DPSGNHT, MCMC, DPBarker, DPPenalty, Fixed
 from numpyro_dp.clipping import ClippedMoments, ClippedSum
 from numpyro_dp.kernels.target import Draw
 from numpyro_dp.noise import GridNoise
+from numpyro_dp.preparation import Preparation
+
+pytestmark = pytest.mark.usefixtures("shared_surveys")
 
 N, D = 40, 2
 SECRET = 123.456789  # stands in every row of the first table, and must be found nowhere
@@ -56,22 +59,28 @@ KERNELS = {
     "barker": lambda **options: DPBarker(model, eps=3.0, **options),
     "sghmc": lambda **options: DPSGHMC(model, eps=3.0, num_steps=2, batch_size=10, **options),
     "sgnht": lambda **options: DPSGNHT(model, eps=3.0, **options),
+    "hmc_prepared": lambda **options: DPHMC(model, eps=3.0, prepare=Preparation(force=True), **options),
+    "hmc_residual": lambda **options: DPHMC(
+        model, eps=3.0, prepare=Preparation(mode="residual", force=True), **options
+    ),
+    "penalty_prepared": lambda **options: DPPenalty(model, eps=3.0, prepare=Preparation(force=True), **options),
 }
+
+
+def constant_sum(per_row, rows, bound, width=1, size=None, owners=None):
+    shape = jax.eval_shape(per_row, tuple(row[:1] for row in rows)).shape
+    return ClippedSum(jnp.zeros(shape, jnp.int32), jnp.full(shape, 17, jnp.int32), jnp.asarray(bound, jnp.float32))
+
+
+def constant_moments(per_row, rows, bound):
+    bound = jnp.asarray(bound, jnp.float32)
+    return ClippedMoments(jnp.asarray(17.0), jnp.asarray(1700.0), rows[0].shape[0], bound)
 
 
 @pytest.fixture
 def constant_sums(monkeypatch):
     """The mechanism, told nothing: every clipped sum is the same number."""
-
-    def constant(per_row, rows, bound, width=1, size=None, owners=None):
-        shape = jax.eval_shape(per_row, tuple(row[:1] for row in rows)).shape
-        return ClippedSum(jnp.zeros(shape, jnp.int32), jnp.full(shape, 17, jnp.int32), jnp.asarray(bound, jnp.float32))
-
-    def constant_moments(per_row, rows, bound):
-        bound = jnp.asarray(bound, jnp.float32)
-        return ClippedMoments(jnp.asarray(17.0), jnp.asarray(1700.0), rows[0].shape[0], bound)
-
-    monkeypatch.setattr(numpyro_dp.kernels.target, "clipped_sum", constant)
+    monkeypatch.setattr(numpyro_dp.kernels.target, "clipped_sum", constant_sum)
     monkeypatch.setattr(numpyro_dp.kernels.target, "clipped_moments", constant_moments)
 
 
@@ -96,6 +105,7 @@ def run(make, table, *, stock, chain_method, progress_bar=False):
         "extra": mcmc.get_extra_fields(group_by_chain=True),
         "last_state": mcmc.last_state,
         "kernel": pickle.dumps(kernel),
+        "prepared": pickle.dumps(getattr(kernel, "prepared", None)),
         "text": re.sub(r"\d+\.\d+it/s|\d\d:\d\d|[\d.]+s/it", "", text.getvalue()),
         "warnings": [str(w.message) for w in warned],
         "report": mcmc.sampler.privacy.to_json(),
@@ -133,7 +143,7 @@ def assert_same(first, second, path=""):
 
 
 EVERYDAY = [
-    *((name, "vectorized") for name in KERNELS if name not in ("hmc_reuse", "sgnht")),
+    *((name, "vectorized") for name in KERNELS if name not in ("hmc_reuse", "sgnht", "hmc_residual")),
     ("hmc", "parallel"),
     ("sghmc", "sequential"),
 ]
@@ -154,9 +164,9 @@ def test_everything_released_is_the_same_for_any_table(make, chain_method, const
     assert set(first["from_numpyro"]) <= {"posterior", "sample_stats"}
 
 
-@pytest.mark.parametrize("make", [KERNELS["penalty_poisson"]], ids=["penalty_poisson"])
-def test_also_in_the_stock_mcmc(make, constant_sums):
-    first, second = (run(make, table, stock=True, chain_method="vectorized")[0] for table in tables())
+@pytest.mark.parametrize("name", ["penalty_poisson", pytest.param("hmc_prepared", marks=pytest.mark.slow)])
+def test_also_in_the_stock_mcmc(name, constant_sums):
+    first, second = (run(KERNELS[name], table, stock=True, chain_method="vectorized")[0] for table in tables())
     assert_same(first, second)
     assert set(first["from_numpyro"]) <= {"posterior", "sample_stats"}
 
@@ -191,7 +201,13 @@ def test_a_mutation_that_releases_an_exact_value_is_caught(constant_sums, monkey
         assert_same(first, second)
 
 
-@pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS.keys())
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=pytest.mark.slow if name in ("hmc_prepared", "hmc_residual") else ())
+        for name, make in KERNELS.items()
+    ],
+)
 def test_pickles_hold_no_row(make):
     """Without any stub: the bytes of a row's values are nowhere in what is kept."""
     table = tables()[0]
@@ -210,7 +226,7 @@ def test_pickles_hold_no_row(make):
 
 def test_the_noise_seed_is_not_in_pickles():
     seed = 987654321987654321
-    kernel = DPPenalty(model, eps=1.0, noise_seed=seed)
+    kernel = DPPenalty(model, eps=1.0, prepare=False, noise_seed=seed)
     mcmc = MCMC(kernel, num_warmup=2, num_samples=4, progress_bar=False)
     X, y, group = tables()[1]
     mcmc.run(jax.random.key(0), X, y=y, group=group)
@@ -228,7 +244,7 @@ def test_equal_noise_on_neighbouring_tables_moves_only_the_sums():
     X, y, group = rng.normal(size=(N, D)), rng.normal(size=N), rng.integers(0, 3, N)
     neighbour = X.copy()
     neighbour[3] = 1e30
-    kernel = DPHMC(model, eps=3.0, num_iterations=5)
+    kernel = DPHMC(model, eps=3.0, prepare=False, num_iterations=5)
     kernel.init(jax.random.key(0), 2, None, (X,), {"y": y, "group": group})
     sums = []
     for table in (X, neighbour):
@@ -246,7 +262,7 @@ def test_fresh_noise_makes_two_equal_runs_different():
     X, y, group = tables()[1]
     draws = []
     for _ in range(2):
-        mcmc = MCMC(DPPenalty(model, eps=1.0), num_warmup=2, num_samples=20, progress_bar=False)
+        mcmc = MCMC(DPPenalty(model, eps=1.0, prepare=False), num_warmup=2, num_samples=20, progress_bar=False)
         mcmc.run(jax.random.key(0), X, y=y, group=group, extra_fields=("accept_prob",))
         draws.append(mcmc.get_extra_fields()["accept_prob"])
     assert (draws[0] != draws[1]).any()
@@ -254,7 +270,7 @@ def test_fresh_noise_makes_two_equal_runs_different():
 
 def test_an_error_in_the_run_leaves_no_data_behind():
     X, y, group = tables()[0]
-    mcmc = MCMC(DPPenalty(model, eps=1.0), num_warmup=2, num_samples=4, progress_bar=False)
+    mcmc = MCMC(DPPenalty(model, eps=1.0, prepare=False), num_warmup=2, num_samples=4, progress_bar=False)
     with pytest.raises(ValueError, match="init_params"):
         mcmc.run(jax.random.key(0), X, y=y, group=group, init_params={"b": jnp.zeros(7)})
     assert np.array(SECRET, np.float32).tobytes() not in pickle.dumps(mcmc)
@@ -264,7 +280,7 @@ def test_an_error_in_the_run_leaves_no_data_behind():
 def test_pickles_under_add_or_remove_do_not_tell_n():
     X, y, group = tables()[1]
     rows = [np.resize(part, (43, *part.shape[1:])) for part in (X, y, group)]
-    kernel = DPPenalty(model, eps=1.0, delta=1e-6, neighboring_relation="add_or_remove_one")
+    kernel = DPPenalty(model, eps=1.0, prepare=False, delta=1e-6, neighboring_relation="add_or_remove_one")
     mcmc = MCMC(kernel, num_warmup=2, num_samples=4, progress_bar=False)
     mcmc.run(jax.random.key(0), rows[0], y=rows[1], group=rows[2])
     again = pickle.loads(pickle.dumps(mcmc))
@@ -306,7 +322,7 @@ def test_no_compiled_program_with_the_table_is_kept_on_disk(tmp_path):
         jax.jit(lambda x: x * 3)(np.ones(5)).block_until_ready()
         kept = len(list(tmp_path.rglob("*")))
         assert kept  # the cache is on
-        mcmc = MCMC(DPPenalty(model, eps=1.0), num_warmup=2, num_samples=4, progress_bar=False)
+        mcmc = MCMC(DPPenalty(model, eps=1.0, prepare=False), num_warmup=2, num_samples=4, progress_bar=False)
         mcmc.run(jax.random.key(0), X, y=y, group=group)
         assert not [path for path in tmp_path.rglob("*") if "fori_collect" in path.name]
         for path in tmp_path.rglob("*"):

@@ -263,7 +263,7 @@ def test_a_scaled_likelihood_is_a_tempered_one():
         return model
 
     def released(model, power, bound):
-        kernel = DPHMC(model, eps=1.0, num_iterations=1, power=power)
+        kernel = DPHMC(model, eps=1.0, prepare=False, num_iterations=1, power=power)
         kernel.init(jax.random.key(0), 0, None, (Y,), {})
         target = kernel._target(kernel._separate((Y,), {}), (Y,), {})
         ratio = target.log_ratio(draw_with_noise(()), jnp.zeros(2), jnp.array([0.3, -0.4]), bound)
@@ -447,7 +447,7 @@ def test_acceptance_tends_to_one_with_the_step_size(leapfrog, x64):
 
 
 def test_step_size_jitter_covers_its_interval_evenly():
-    kernel = DPHMC(conjugate, eps=1.0, jitter=0.2)
+    kernel = DPHMC(conjugate, eps=1.0, prepare=False, jitter=0.2)
     factors = np.asarray(jax.vmap(lambda i: kernel._step_factor(i, jnp.uint32(0x9E3779B9)))(jnp.arange(64)))
     counts, _ = np.histogram(factors, bins=16, range=(0.8, 1.2))
     assert (counts == 4).all()
@@ -629,7 +629,7 @@ def test_latent_memberships_are_summed_out_exactly():
     z, z_new = jnp.array([0.3, -1.2, 0.4]), jnp.array([0.1, 1.5, -0.2])
     values = []
     for model in (mixture, marginal_mixture):
-        kernel = DPHMC(model, eps=1.0, num_iterations=1)
+        kernel = DPHMC(model, eps=1.0, prepare=False, num_iterations=1)
         kernel.init(jax.random.key(0), 0, None, (MIXED,), {})
         target = kernel._target(kernel._separate((MIXED,), {}), (MIXED,), {})
         ratio = target.log_ratio(draw_with_noise((), (0, 0)), z, z_new, 30.0).value

@@ -88,7 +88,7 @@ class Grid(NamedTuple):
     :ivar num_counts: releases that finding one of them takes.
     """
 
-    ratio: float
+    ratio: float | jax.Array
     num_counts: int
 
 
