@@ -277,6 +277,7 @@ class Ledger:
                 raise PrivacyBudgetError(f"rho {costs[0]:g} is wanted from a reserve of {costs[1]:g}")
             left = {name: kind for name, kind in plan.kinds.items() if name != reserve}
             self._plan = dataclasses.replace(plan, kinds={**left, **kinds})
+            self._context += repr(self._plan).encode()
             del self._spent[reserve]
             self._spent |= {name: [0] * len(kind.counts) for name, kind in kinds.items()}
 

@@ -121,6 +121,7 @@ class SeparableModel:
         if self.row_latents:
             density = self.row_log_density_at(args, kwargs)
             return lambda z, row: density(z, row, None)
+        args, kwargs = self.without_private(args, kwargs)  # who keeps the function keeps no table
         model = keep_sites(self.model, self.row_sites.__contains__, self.row_plates, 1)
 
         @functools.partial(jax.jit, inline=True)  # NumPyro validates concrete values only: no warning shows a row
@@ -135,6 +136,7 @@ class SeparableModel:
 
         The latents are given as positions in [0, 1) of the list of their values; None sums over them.
         """
+        args, kwargs = self.without_private(args, kwargs)
         model = keep_sites(self.model, lambda name: True, self.row_plates, 1)
 
         @functools.partial(jax.jit, inline=True)

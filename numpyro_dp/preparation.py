@@ -70,7 +70,6 @@ class Preparation:
     :param bounds, gradient, curvature, line: a round's split; they add up to 1.
     :param check: share of the check.
     :param final_bounds, final_curvature: of what is left, if the last release takes it all; the gradient gets the rest.
-    :param gradient_bounds: how much of a share for bounds those of the gradients get.
     :param start: a public guess of the posterior's place: unconstrained values by site.
     :param scales: public guesses of its width, in unconstrained space: a number for each site, or an array of its
         shape. With both given, a public start replaces the prior's place and width in the search, not in the posterior.
@@ -88,7 +87,6 @@ class Preparation:
     check: float = 0.03
     final_bounds: float = 0.05
     final_curvature: float = 0.16
-    gradient_bounds: float = 0.65
     start: Mapping[str, Any] | None = None
     scales: Mapping[str, Any] | None = None
     mode: str | None = None
@@ -97,7 +95,7 @@ class Preparation:
     def __post_init__(self):
         if self.mode not in (None, *MODES):
             raise ValueError(f"mode must be None or one of {', '.join(map(repr, MODES))}, got {self.mode!r}")
-        for name in ("locate", "check", "final_bounds", "final_curvature", "gradient_bounds"):
+        for name in ("locate", "check", "final_bounds", "final_curvature"):
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"{name} must lie strictly between 0 and 1, got {getattr(self, name)}")
         split = (self.bounds, self.gradient, self.curvature, self.line)
@@ -105,8 +103,12 @@ class Preparation:
             raise ValueError(f"bounds, gradient, curvature and line must be positive and add up to 1, got {split}")
         if not isinstance(self.rounds, int) or self.rounds < 1:
             raise ValueError(f"rounds must be a positive integer, got {self.rounds!r}")
-        if not self.growth > 0:
+        if not 0 < self.growth < math.inf:
             raise ValueError(f"growth must be positive, got {self.growth}")
+        if self.final_bounds + self.final_curvature >= 1:
+            raise ValueError(
+                f"final_bounds and final_curvature leave nothing: {self.final_bounds} + {self.final_curvature}"
+            )
         if self.locate + self.check >= 1:
             raise ValueError(f"locate and check leave nothing: {self.locate} + {self.check}")
 

@@ -279,14 +279,10 @@ class DPKernel(MCMCKernel, Algorithm):
         """
         model_kwargs = {} if model_kwargs is None else model_kwargs
         require_correct_sums()
-        separated = self._separate(model_args, model_kwargs)
-        self._commit(separated)
-        self._ledger.require_size(separated.num_rows)
-        batch = 1 if is_prng_key(rng_key) else rng_key.shape[0]
-        self._ledger.require(self._algorithm._releases(1, batch, resumed=True), 1, None, f"{batch} more iteration(s)")
-        self._ledger.bind_table(_private_leaves(separated, model_args, model_kwargs))
         self._num_warmup = num_warmup
-        self._prepare(separated, model_args, model_kwargs)
+        batch = 1 if is_prng_key(rng_key) else rng_key.shape[0]
+        separated = self._admit(model_args, model_kwargs)
+        self._ledger.require(self._algorithm._releases(1, batch, resumed=True), 1, None, f"{batch} more iteration(s)")
         if is_prng_key(rng_key):
             keys = random.split(rng_key, 4)
         else:
@@ -349,10 +345,20 @@ class DPKernel(MCMCKernel, Algorithm):
 
     def prepare(self, *model_args: Any, **model_kwargs: Any) -> None:
         """Do what has to be done once, before any chain starts; `init` does it otherwise. Here: nothing."""
+        self._admit(model_args, model_kwargs)
+
+    def _admit(self, model_args: tuple, model_kwargs: dict) -> SeparableModel:
+        """Check that the budget is for these arguments, and make the kernel ready for them."""
         separated = self._separate(model_args, model_kwargs)
         self._commit(separated)
+        self._ledger.require_size(separated.num_rows)
+        self._check_arguments(model_args, model_kwargs)
         self._ledger.bind_table(_private_leaves(separated, model_args, model_kwargs))
         self._prepare(separated, model_args, model_kwargs)
+        return separated
+
+    def _check_arguments(self, model_args: tuple, model_kwargs: dict) -> None:
+        """Refuse arguments that this kernel cannot go on with, before anything is bound to them."""
 
     def _prepare(self, separated: SeparableModel, model_args: tuple, model_kwargs: dict) -> None:
         """What `prepare` does in the end."""

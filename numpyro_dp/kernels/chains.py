@@ -70,17 +70,17 @@ class Chain(Algorithm):
     """
 
     def __init__(self, prepared: Prepared, cut: Cut, log_prior: Callable, noise_aware: bool, power: float):
-        self._prepared, self._cut, self._log_prior = prepared, cut, log_prior
+        self.prepared, self._cut, self._log_prior = prepared, cut, log_prior
         self._noise_aware, self._power = noise_aware, power
         self.num_warmup = 0
 
     def _u(self, z: jax.Array) -> jax.Array:
         """Whitened coordinates of the flat unconstrained `z`."""
-        inverse = jnp.asarray(np.linalg.inv(self._prepared.frame.whitening), z.dtype)
-        return inverse @ (self._cut.coordinates(z) - jnp.asarray(self._prepared.frame.center, z.dtype))
+        inverse = jnp.asarray(np.linalg.inv(self.prepared.frame.whitening), z.dtype)
+        return inverse @ (self._cut.coordinates(z) - jnp.asarray(self.prepared.frame.center, z.dtype))
 
     def _log_surrogate(self, u: jax.Array) -> jax.Array:
-        surrogate = self._prepared.surrogate
+        surrogate = self.prepared.surrogate
         assert surrogate is not None
         return surrogate.noise_aware(u) if self._noise_aware else surrogate.plug_in(u)
 
@@ -111,7 +111,7 @@ class SurrogateChain(Chain):
             z,
             self.num_warmup,
             step_size=0.5,
-            inverse_mass_matrix=jnp.asarray(self._prepared.covariance, z.dtype),
+            inverse_mass_matrix=jnp.asarray(self.prepared.covariance, z.dtype),
             dense_mass=True,
             trajectory_length=None,
             find_heuristic_step_size=False,
@@ -163,7 +163,7 @@ class ResidualChain(Chain):
         carry: Any,
     ) -> Transition:
         momentum_key, angle_key, accept_key = random.split(rng_key, 3)
-        prepared = self._prepared
+        prepared = self.prepared
         root = jnp.asarray(np.linalg.cholesky(prepared.covariance), z.dtype)
 
         def log_density(x: jax.Array) -> jax.Array:
@@ -221,7 +221,7 @@ class WalkChain(Chain):
         carry: Any,
     ) -> Transition:
         jump_key, accept_key = random.split(rng_key)
-        prepared = self._prepared
+        prepared = self.prepared
         root = jnp.asarray(np.linalg.cholesky(prepared.covariance), z.dtype)
         z_new = z + prepared.step * root @ random.normal(jump_key, z.shape, z.dtype)
         slope = prepared.slope

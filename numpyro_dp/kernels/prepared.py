@@ -62,6 +62,7 @@ class PreparedKernel(DPKernel):
     def __init__(self, *args: Any, prepare: Preparation | None, noise_aware: bool = True, **options: Any):
         self._preparation, self._noise_aware = prepare, noise_aware
         self._chain: Chain | None = None
+        self._public: list | None = None  # the public arguments that it was prepared with
         self._result: Prepared | None = None
         super().__init__(*args, **options)
 
@@ -113,8 +114,10 @@ class PreparedKernel(DPKernel):
         return f"clip bounds, coordinates and step sizes were found privately; the posterior is right where {known}"
 
     def _describe_posterior(self) -> str:
-        if self._preparation is None or self._result is None:
+        if self._preparation is None:
             return super()._describe_posterior()
+        if self._result is None:
+            return "none: the preparation did not end"
         result = self._result
         aware = "noise-aware" if self._noise_aware else "plug-in (its noise is ignored)"
         released = f"the exact prior times a {aware} quadratic likelihood that was released once"
@@ -133,23 +136,60 @@ class PreparedKernel(DPKernel):
 
     # -- The preparation ---------------------------------------------------------------------------------------------
 
-    def _prepare(self, separated: SeparableModel, model_args: tuple, model_kwargs: dict) -> None:
-        options = self._preparation
-        if options is None:
+    def require_budget(self, num_iterations, num_chains, model_args, model_kwargs, planned, start=0) -> None:
+        super().require_budget(num_iterations, num_chains, model_args, model_kwargs, planned, start)
+        plan = self._ledger.plan
+        if self._preparation is None or self._chain is not None or self._preparation.mode == "surrogate":
             return
-        if self._chain is not None:
-            self._chain.num_warmup = getattr(self, "_num_warmup", 0)
+        if num_iterations * num_chains > plan.num_iterations * plan.num_chains:
+            raise PrivacyBudgetError(
+                f"the privacy budget (eps={plan.eps:g}) is planned for {plan.num_chains} chain(s) of "
+                f"{plan.num_iterations} iterations. Should the preparation choose a chain whose iterations cost, that "
+                f"does not allow {num_chains} chain(s) of {num_iterations}. Nothing was released. Give the kernel the "
+                "`num_iterations` and `num_chains` that the run needs, or `prepare=Preparation(mode='surrogate')`"
+            )
+
+    def _check_arguments(self, model_args: tuple, model_kwargs: dict) -> None:
+        if self._preparation is None:
             return
         leaves = jax.tree.leaves((model_args, model_kwargs))
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            if self._chain is not None:
+                return
             raise ValueError(
                 "the preparation cannot run on traced arrays: call `kernel.prepare(...)` with the model's arguments "
                 "first, or use numpyro_dp.MCMC, which does it for you"
             )
-        with jax.ensure_compile_time_eval():
-            self._chain = self._run_preparation(options, separated, model_args, model_kwargs)
-        self._result = self._chain._prepared
+        public = self._public_leaves(model_args, model_kwargs)
+        if self._public is None:
+            self._public = public
+        elif not (len(public) == len(self._public) and all(map(_equal, public, self._public))):
+            raise ValueError(
+                "this kernel was prepared with other public arguments, on which its coordinates and its prior rest: "
+                "make a new kernel, whose eps adds to this one's, or pass the same values"
+            )
+
+    def _public_leaves(self, model_args: tuple, model_kwargs: dict) -> list:
+        leaves = jax.tree.leaves((model_args, model_kwargs))
+        arguments = self._separate(model_args, model_kwargs).arguments
+        return [leaf for leaf, a in zip(leaves, arguments, strict=True) if not a.private]
+
+    def _prepare(self, separated: SeparableModel, model_args: tuple, model_kwargs: dict) -> None:
+        options = self._preparation
+        if options is None:
+            return
+        if self._chain is None:
+            with jax.ensure_compile_time_eval():
+                self._chain = self._run_preparation(options, separated, model_args, model_kwargs)
+            self._result = self._chain.prepared
         self._chain.num_warmup = getattr(self, "_num_warmup", 0)
+
+    def _settings(self) -> list[tuple[str, Any]]:
+        # Not by `repr`, which abbreviates large arrays.
+        given = vars(self._preparation) if self._preparation is not None else {}
+        leaves, tree = jax.tree.flatten(dict(given))
+        values = [leaf.tobytes() if hasattr(leaf, "tobytes") else np.asarray(leaf).tobytes() for leaf in leaves]
+        return [*super()._settings(), ("preparation", (str(tree), values))]
 
     def _run_preparation(self, options: Preparation, separated: SeparableModel, args: tuple, kwargs: dict) -> Chain:
         plan, power = self._ledger.plan, self._power(separated.num_rows)
@@ -160,6 +200,7 @@ class PreparedKernel(DPKernel):
         counts = {kind: sum(shares.counts) for kind, shares in preparation_releases(options).items()}
         self._ledger.require(counts, 1, None, "the preparation")
         survey = Survey(self._target(separated, args, kwargs), cut)
+        survey.require_derivatives()
         z_draws = self._prior_draws(separated, args, kwargs)
         z_prior = rough_normal(z_draws)
         guess = self._public_guess(separated, z_prior)
@@ -281,7 +322,7 @@ class PreparedKernel(DPKernel):
         return draw(rng_key) if is_prng_key(rng_key) else jax.vmap(draw)(rng_key)
 
     def __getstate__(self):
-        return super().__getstate__() | {"_chain": None}  # it holds closures over the model's public arguments
+        return super().__getstate__() | {"_chain": None, "_public": None}
 
 
 class _NotYet(Algorithm):
@@ -310,6 +351,10 @@ def _rho(kinds: Mapping[str, Releases]) -> float:
     return math.fsum(count * (mechanism.rho or 0.0) for mechanism, count in flat_releases(kinds))
 
 
+def _equal(one: Any, other: Any) -> bool:
+    return one is other or bool(np.array_equal(one, other))
+
+
 def _map(function: Callable[[jax.Array], jax.Array], points: np.ndarray) -> np.ndarray:
     return np.asarray(jax.vmap(function)(jnp.asarray(points, jnp.result_type(float))), float)
 
@@ -319,7 +364,7 @@ def resolve_preparation(prepare: "Preparation | bool | None", eps: float | None,
 
     :param plain: those arguments; None where the user has not given one.
     """
-    given = [name for name, value in plain.items() if value is not None]
+    given = [name for name, value in plain.items() if value is not None and value is not False]
     if prepare is None:
         return None if given or eps is None or math.isinf(eps) else Preparation()
     if prepare is False:
@@ -330,6 +375,8 @@ def resolve_preparation(prepare: "Preparation | bool | None", eps: float | None,
         raise ValueError(
             f"{', '.join(given)}: for the sampler without preparation (`prepare=False`); the preparation finds its own"
         )
+    if prepare is not True and not isinstance(prepare, Preparation):
+        raise TypeError(f"prepare must be True, False, None or a Preparation, got {prepare!r}")
     return Preparation() if prepare is True else prepare
 
 

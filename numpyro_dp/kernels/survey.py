@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dp.arguments import UnsupportedModelError
 from numpyro_dp.cut import Cut
 from numpyro_dp.kernels.target import Draw, Grid, PrivateTarget, Released
 
@@ -41,7 +42,7 @@ class Survey:
         self._target = target
         self._cut = cut
         self.size = cut.size
-        self.num_rows, self.power = target.num_rows, target.power
+        self.power = target.power
         self.dtype = jnp.result_type(float)
         self._bounds = jax.jit(self._find_bounds, static_argnums=3)
         self._derivatives = jax.jit(self._sum_derivatives)
@@ -49,6 +50,21 @@ class Survey:
         self._residual_bound = jax.jit(self._find_residual_bound, static_argnums=3)
         self._residuals = jax.jit(self._sum_residuals)
         self._slope = jax.jit(self._find_slope, static_argnums=3)
+
+    def require_derivatives(self) -> None:
+        """Make sure, on shapes alone, that rows have the derivatives that will be asked for.
+
+        :raises UnsupportedModelError: if they have not.
+        """
+        frame = Frame(np.zeros(self.size, self.dtype), np.eye(self.size, dtype=self.dtype))
+        row = tuple(jax.ShapeDtypeStruct((1, *part.shape[1:]), part.dtype) for part in self._target.rows)
+        try:
+            jax.eval_shape(lambda frame, row: row_derivatives(self._cut, frame, row), frame, row)
+        except Exception as error:
+            raise UnsupportedModelError(
+                "the preparation needs second derivatives of a row's log density, and JAX cannot form them for this "
+                f"model ({type(error).__name__}). Use the sampler without preparation: `prepare=False`"
+            ) from error
 
     def bounds(
         self,

@@ -1,8 +1,7 @@
 """The posterior as an algorithm may use it: an exact prior, and *released* numbers about the rows.
 
 Every method of a `PrivateTarget` that looks at rows clips each of them, sums, adds the noise of a `Draw` and returns
-the result: there is no way from here to an exact sum. An algorithm written on top of it can do with what it gets
-whatever it likes.
+the result. An algorithm written on these methods can do with what it gets whatever it likes.
 """
 
 import copy
@@ -341,11 +340,6 @@ class PrivateTarget:
         other = copy.copy(self)
         other._rows = rows
         return other
-
-    @property
-    def row_log_density(self) -> Callable[[jax.Array, tuple], jax.Array]:
-        """``(flat z, one-row slices) -> log p(row | z)``, not tempered."""
-        return self._row_log_density
 
     def _sum(
         self, batch: Batch | None, per_row: Callable[[tuple], jax.Array], bound: jax.Array | float, width: int
