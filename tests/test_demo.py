@@ -1,12 +1,7 @@
-"""The demo: its public bounds hold for every possible row, and the command does what it says."""
+"""The demo: its public ranges hold for every possible row, and the command does what it says."""
 
-import itertools
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from numpyro.handlers import substitute, trace
 
 pytest.importorskip("statsmodels")
 pytest.importorskip("matplotlib")
@@ -16,7 +11,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 from numpyro_dp import demo
-from numpyro_dp.accounting import gaussian_delta
+from numpyro_dp.accounting import gaussian_delta, gaussian_rho
 from numpyro_dp.plots import plot_posteriors
 
 ABSURD = [-np.inf, -1e300, -1.0, -0.0, 0.5, 10.0, 11.0, 1e300, np.inf, np.nan]
@@ -38,9 +33,10 @@ def test_covariates_lie_within_their_public_ranges(table):
     assert np.abs(covariates).max() <= 1
     assert set(np.unique(visit)) == {0, 1}
     # Clamping changes nothing in these data: the ranges are those of the definitions.
-    cost_sharing = demo.COVARIATES["cost_sharing"]
-    assert np.asarray(table["lncoins"]).max() <= cost_sharing.high + 1e-5
-    assert np.asarray(table["lncoins"]).min() >= cost_sharing.low
+    for covariate in demo.COVARIATES.values():
+        values = np.asarray(covariate.values(table), float)
+        assert values.max() <= covariate.high + 1e-5
+        assert values.min() >= covariate.low
 
 
 def test_absurd_rows_lie_within_the_public_ranges_too():
@@ -58,74 +54,71 @@ def test_a_row_of_the_design_depends_on_that_row_alone(table):
     assert np.array_equal(np.delete(before, 7, 0), np.delete(after, 7, 0))
 
 
-def test_no_possible_row_has_a_gradient_above_the_clip_bounds():
-    """At every corner of the ranges, for both outcomes, near and far from the posterior."""
-    corners = jnp.array(list(itertools.product((-1.0, 0.0, 1.0), repeat=len(demo.COVARIATES))))
-    rng = np.random.default_rng(0)
-    points = jnp.asarray(rng.normal(size=(40, len(demo.LABELS))) * np.logspace(-2, 3, 40)[:, None])
-
-    def row_log_density(z, row, visit):
-        params = dict(zip(demo.LABELS, z, strict=True))
-        site = trace(substitute(demo.model, params)).get_trace(row[None], visit=visit[None])["visit"]
-        return site["fn"].log_prob(site["value"])[0]
-
-    gradient = jax.vmap(jax.vmap(jax.grad(row_log_density), (0, None, None)), (None, 0, None))
-    largest = 0.0
-    for visit in (0, 1):
-        g = np.asarray(gradient(points, corners, jnp.array(visit)))
-        assert np.linalg.norm(g, axis=-1).max() <= demo.MAX_NORM * (1 + 1e-6)
-        assert np.abs(g).max() <= demo.MAX_COMPONENT * (1 + 1e-6)
-        largest = max(largest, np.linalg.norm(g, axis=-1).max())
-    assert largest > 0.99 * demo.MAX_NORM  # and the bound is not loose
-
-
-def test_the_step_size_shrinks_with_the_budget_and_is_bounded_without_one():
-    steps = [demo.hmc_step_size(eps, 20190, 400) for eps in (0.1, 1.0, 10.0, 1e6)]
-    assert steps == sorted(steps)
-    assert steps[0] > 0
-    assert steps[-1] * demo.NUM_STEPS == pytest.approx(np.pi / np.sqrt(20190))
-
-
-def test_costs_add_up_in_rho():
+def test_a_person_with_five_rows_pays_for_five():
     class Report:
-        kernel, delta = "DPHMC", 1e-6
+        eps, delta, rho = 1.0, 1e-6, gaussian_rho(1.0, 1e-6)
 
-        def __init__(self, eps):
-            self.eps, self.rho = eps, demo.gaussian_rho(eps, self.delta)
-
-    text = demo.total_cost([Report(3.0), Report(4.0)])
-    together = float(text.split("together")[1].split("eps = ")[1].split()[0])
-    assert 4 < together < 7
-    assert gaussian_delta(together * 1.001, Report(3.0).rho + Report(4.0).rho) <= 1e-6
+    text = demo.cost_for_a_person(Report())
+    person = float(text.split("only eps = ")[1].split()[0])
+    assert 4 < person < 8
+    assert gaussian_delta(person, 25 * Report.rho) <= 1e-6 < gaussian_delta(0.99 * person, 25 * Report.rho)
 
 
 @pytest.mark.parametrize(
-    ("shift", "r_hat", "expected"), [(0.1, 1.01, "is usable:"), (0.1, 1.4, "not fully agreed"), (2, 1.0, "not usable")]
+    ("shift", "ratio", "r_hat", "expected"),
+    [
+        (0.1, 1.1, 1.01, "is usable:"),
+        (1.0, 1.1, 1.01, "is usable:"),
+        (0.1, 1.1, 1.4, "not fully agreed"),
+        (0.1, 1.1, np.nan, "not fully agreed"),
+        (1.5, 1.1, 1.01, "usable only with its own intervals"),
+        (3, 4.0, 1.01, "usable only with its own intervals"),
+        (2, 1.1, 1.0, "not usable"),
+        (0.5, 0.2, 1.0, "not usable"),
+        (np.nan, 1.0, 1.0, "not usable"),
+    ],
 )
-def test_the_verdict_follows_from_the_numbers(shift, r_hat, expected):
+def test_the_verdict_follows_from_the_numbers(shift, ratio, r_hat, expected):
     exact = {"a": demo.Estimate(0.0, 1.0, 500, 1.0), "b": demo.Estimate(5.0, 2.0, 500, 1.0)}
-    found = {"a": demo.Estimate(0.0, 1.0, 60, r_hat), "b": demo.Estimate(5 - 2 * shift, 2.2, 50, 1.0)}
-    text = demo.verdict("DPHMC", 3.0, exact, found)
+    found = {"a": demo.Estimate(0.0, 1.0, 60, r_hat), "b": demo.Estimate(5 - 2 * shift, 2 * ratio, 50, 1.0)}
+    text = demo.verdict(3.0, exact, found)
     assert expected in text
     assert f"{shift:.2f}" in text
+    assert f"{ratio:.2f}" in text
+    assert f"{1 if expected == 'not usable' else 2} of 2 90% intervals" in text
     assert "eps = 3" in text
+
+
+def test_the_answer_is_the_odds_ratio_over_the_whole_range():
+    class Run:
+        def __init__(self, effect):
+            self.effect = effect
+
+        def get_samples(self):
+            return {"cost_sharing": self.effect + np.linspace(-0.1, 0.1, 101)}
+
+    text = demo.answer(Run(-0.5), Run(0.0))
+    assert f"{np.exp(-1.0):.2f} times as high (90% interval {np.exp(-1.18):.2f} to {np.exp(-0.82):.2f})" in text
+    assert f"without privacy 1.00 times ({np.exp(-0.18):.2f} to {np.exp(0.18):.2f})" in text
 
 
 @pytest.mark.slow
 def test_the_command_runs_and_writes_its_results(tmp_path, capsys):
     output = tmp_path / "results"
-    arguments = ["--eps", "9", "--eps-penalty", "7", "--num-samples", "45", "--num-warmup", "5", "--seed", "3"]
-    assert demo.main([*arguments, "--output", str(output)]) == 0
+    arguments = ["--eps", "2", "--num-samples", "50", "--num-warmup", "50", "--seed", "3", "--output", str(output)]
+    assert demo.main(arguments) == 0
 
     text = capsys.readouterr().out
-    assert "(7, 4.96e-06)-differentially private with respect to replacing one row of plate 'person_years'" in text
-    assert "(9, 4.96e-06)-differentially private" in text
+    assert "(2, 4.96e-06)-differentially private with respect to replacing one row of plate 'person_years'" in text
     assert "per ROW" in text
     assert "not per person" in text
     assert "not private, shown here only because these data are public" in text
-    together = float(text.split("together")[1].split("eps = ")[1].split()[0])
-    assert 9 < together < 16
-    for name in ("posteriors.png", "dppenalty.nc", "dphmc.nc"):
+    assert "more draws cost nothing" in text
+    assert "DPHMC at eps = 2 is " in text
+    assert "The answer: the odds" in text
+    person = float(text.split("guarantees only eps = ")[1].split()[0])
+    assert 2 * 5 < person < 2 * 5 * 1.5
+    for name in ("posteriors.png", "dphmc.nc"):
         assert (output / name).stat().st_size > 1000
         assert str(output / name) in text
 
@@ -133,8 +126,17 @@ def test_the_command_runs_and_writes_its_results(tmp_path, capsys):
 
     with xarray.open_dataset(output / "dphmc.nc", group="posterior", engine="netcdf4") as posterior:
         assert set(posterior.data_vars) == set(demo.LABELS)
-        assert posterior.sizes["draw"] == 45 // (demo.NUM_STEPS + 1)
-        assert posterior.attrs["privacy_eps"] == 9
+        assert posterior.sizes["draw"] == 50
+        assert posterior.attrs["privacy_eps"] == 2
+
+
+def test_a_budget_that_cannot_give_a_posterior_ends_the_command_with_the_reason(tmp_path, capsys):
+    output = tmp_path / "results"
+    assert demo.main(["--eps", "0.01", "--output", str(output)]) == 1
+    streams = capsys.readouterr()
+    assert "Nothing was released" in " ".join(streams.err.split())
+    assert "differentially private with respect to" not in streams.out
+    assert not output.exists()
 
 
 @pytest.mark.parametrize("arguments", [["--eps", "inf"], ["--eps", "-1"], ["--num-samples", "0"]])

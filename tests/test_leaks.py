@@ -4,11 +4,14 @@ The sums are replaced by constants; then everything reachable must be the same, 
 same shape. A mutation that lets one exact number out is caught the same way.
 """
 
+import functools
 import io
 import pickle
 import re
 import warnings
+from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
+from types import FunctionType, MethodType, ModuleType
 
 import arviz
 import jax
@@ -20,6 +23,7 @@ import numpyro.infer
 import pytest
 
 import numpyro_dp.kernels.base
+import numpyro_dp.kernels.prepared
 import numpyro_dp.kernels.target
 from numpyro_dp import DPHMC, DPSGHMC, DPSGNHT, MCMC, DPBarker, DPPenalty, FixedBatches, to_arviz
 from numpyro_dp.clipping import ClippedMoments, ClippedSum
@@ -199,6 +203,55 @@ def test_a_mutation_that_releases_an_exact_value_is_caught(constant_sums, monkey
     first, second = (run(KERNELS["penalty"], t, stock=False, chain_method="vectorized")[0] for t in tables())
     with pytest.raises(AssertionError):
         assert_same(first, second)
+
+
+def test_a_preparation_that_lets_an_exact_number_out_is_caught(constant_sums, monkeypatch):
+    exact = numpyro_dp.kernels.prepared.check
+
+    def leaking(survey, *args):
+        found = exact(survey, *args)
+        return found._replace(spread=found.spread + 1e-6 * float(np.ravel(survey._target.rows[0])[0]))
+
+    monkeypatch.setattr(numpyro_dp.kernels.prepared, "check", leaking)
+    first, second = (run(KERNELS["penalty_prepared"], t, stock=False, chain_method="vectorized")[0] for t in tables())
+    with pytest.raises(AssertionError):
+        assert_same(first, second)
+
+
+def arrays_reachable_from(thing, seen):
+    """All arrays, also those in closures, but not those that only JAX's own caches know."""
+    if id(thing) in seen or isinstance(thing, str | bytes | type | ModuleType):
+        return
+    seen[id(thing)] = thing
+    if isinstance(thing, np.ndarray | jax.Array):
+        yield thing
+        return
+    inside = []
+    if isinstance(thing, FunctionType):
+        inside = [cell.cell_contents for cell in thing.__closure__ or ()]
+    elif isinstance(thing, MethodType):
+        inside = [thing.__self__, thing.__func__]
+    elif isinstance(thing, functools.partial):
+        inside = [thing.func, thing.args, thing.keywords]
+    elif isinstance(thing, dict | Mapping):
+        inside = list(thing.values())
+    elif isinstance(thing, list | tuple):
+        inside = list(thing)
+    for item in (*inside, *getattr(thing, "__dict__", {}).values()):
+        yield from arrays_reachable_from(item, seen)
+
+
+@pytest.mark.parametrize("name", ["penalty", "penalty_prepared"])
+def test_no_row_can_be_reached_from_a_kernel(name):
+    table = [part[: N - 1] for part in tables()[0]]  # of its own shape, so that nothing is shared with other tests
+    _, mcmc = run(KERNELS[name], table, stock=False, chain_method="vectorized")
+    found = [np.asarray(array) for array in arrays_reachable_from(vars(mcmc), {}) if is_numeric(array)]
+    assert len(found) > 10
+    assert not any(np.isclose(array, SECRET).any() for array in found)
+
+
+def is_numeric(array):
+    return not jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key) and np.issubdtype(array.dtype, np.number)
 
 
 @pytest.mark.parametrize(

@@ -290,7 +290,7 @@ class DPKernel(MCMCKernel, Algorithm):
         params_key, *state_keys = keys
         params = self._initial_params(params_key, init_params, separated, model_args, model_kwargs)
         start = partial(self._initial_state, separated)
-        state = (start if is_prng_key(rng_key) else jax.vmap(start))(params, *state_keys)
+        state = jax.jit(start if is_prng_key(rng_key) else jax.vmap(start))(params, *state_keys)
         if self._owners is not None and not isinstance(self._owners, OwnerIndex):
             self._agree_with_other_owners(self._owners, state)
         return state
