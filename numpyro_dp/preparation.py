@@ -14,8 +14,9 @@ width. What follows is decided by released numbers only, and paid from a reserve
 cost follow one another, and ordinary adaptive composition holds (Dong, Roth and Su 2022, Theorem 4). No round is left
 out when all goes well: its noisy derivatives are not lost, but combined with the later ones.
 
-The shares of the budget (`Preparation`) are the result of a random search over all of them at once, on logistic,
-Poisson, negative binomial and Student-t regressions: ``python benchmarks/budget_split.py``.
+Shares of the budget and thresholds (`Preparation`) come from a random search over all of them at once on simulated
+logistic, Poisson, negative binomial and Student-t regressions, where the optimum is flat; those of the last release, which
+matter most, from `Preparation.resolved`.
 """
 
 import dataclasses
@@ -64,12 +65,13 @@ class Preparation:
     Shares are fractions of the budget in rho. What `locate` and `check` leave is the reserve, of which the chain or the
     last release is paid.
 
-    :param locate: share of all rounds together.
+    :param locate: share of all rounds together. Default by `resolved`.
     :param rounds: how many.
     :param growth: each round gets so many times what the one before got.
     :param bounds, gradient, curvature, line: a round's split; they add up to 1.
     :param check: share of the check.
     :param final_bounds, final_curvature: of what is left, if the last release takes it all; the gradient gets the rest.
+        `final_curvature` by default by `resolved`.
     :param start: a public guess of the posterior's place: unconstrained values by site.
     :param scales: public guesses of its width, in unconstrained space: a number for each site, or an array of its
         shape. With both given, a public start replaces the prior's place and width in the search, not in the posterior.
@@ -77,7 +79,7 @@ class Preparation:
     :param force: go on where the size of the table and the budget promise no useful posterior.
     """
 
-    locate: float = 0.26
+    locate: float | None = None
     rounds: int = 5
     growth: float = 1.25
     bounds: float = 0.2
@@ -86,7 +88,7 @@ class Preparation:
     line: float = 0.18
     check: float = 0.03
     final_bounds: float = 0.05
-    final_curvature: float = 0.16
+    final_curvature: float | None = None
     start: Mapping[str, Any] | None = None
     scales: Mapping[str, Any] | None = None
     mode: str | None = None
@@ -96,32 +98,53 @@ class Preparation:
         if self.mode not in (None, *MODES):
             raise ValueError(f"mode must be None or one of {', '.join(map(repr, MODES))}, got {self.mode!r}")
         for name in ("locate", "check", "final_bounds", "final_curvature"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name} must lie strictly between 0 and 1, got {getattr(self, name)}")
+            share = getattr(self, name)
+            if share is not None and not 0 < share < 1:
+                raise ValueError(f"{name} must lie strictly between 0 and 1, got {share}")
         split = (self.bounds, self.gradient, self.curvature, self.line)
         if min(split) <= 0 or not math.isclose(sum(split), 1, abs_tol=1e-6):
             raise ValueError(f"bounds, gradient, curvature and line must be positive and add up to 1, got {split}")
-        if not isinstance(self.rounds, int) or self.rounds < 1:
+        if not isinstance(self.rounds, int) or isinstance(self.rounds, bool) or self.rounds < 1:
             raise ValueError(f"rounds must be a positive integer, got {self.rounds!r}")
         if not 0 < self.growth < math.inf:
             raise ValueError(f"growth must be positive, got {self.growth}")
-        if self.final_bounds + self.final_curvature >= 1:
-            raise ValueError(
-                f"final_bounds and final_curvature leave nothing: {self.final_bounds} + {self.final_curvature}"
-            )
-        if self.locate + self.check >= 1:
-            raise ValueError(f"locate and check leave nothing: {self.locate} + {self.check}")
+        for one, other in (("final_bounds", "final_curvature"), ("locate", "check")):
+            if (getattr(self, one) or 0) + (getattr(self, other) or 0) >= 1:
+                raise ValueError(f"{one} and {other} leave nothing: {getattr(self, one)} + {getattr(self, other)}")
+
+    def resolved(self, size: int, num_rows: float | None, rho: float) -> "Preparation":
+        """With the shares that are not given.
+
+        The error of the posterior's place has a part from the final gradient's noise, of variance ``a / (1 - h)`` if
+        the curvature gets the share h, and one from the curvature's noise, ``b / h``, which grows with the distance
+        that is left to go: the best h is ``r / (1 + r)`` with ``r**2 = b / a``. With clip bounds of 2.5 and 3 times a
+        typical row's derivatives in whitened coordinates, ``sqrt(size / n)`` and ``size / n``, and the distance that
+        the last round's noise leaves, ``r = 22 size**1.5 / (n sqrt(rho))``. Where r is small, little is needed to
+        locate, too.
+
+        :param size: number of parameters.
+        :param num_rows: n over the power of the likelihood; None if n is private.
+        :param rho: the whole budget.
+        """
+        r = 0.2 if num_rows is None else 22 * size**1.5 / (num_rows * math.sqrt(rho))
+        curvature = min(max(r / (1 + r), 0.05), 0.4, 0.95 - self.final_bounds)
+        locate = min(max(0.1 + r, 0.13), 0.26, 0.9 - self.check)
+        return dataclasses.replace(
+            self,
+            locate=locate if self.locate is None else self.locate,
+            final_curvature=curvature if self.final_curvature is None else self.final_curvature,
+        )
 
     @property
     def round_shares(self) -> np.ndarray:
         """Share of the budget of each round."""
         weights = self.growth ** np.arange(self.rounds)
-        return self.locate * weights / weights.sum()
+        return (self.locate or 0.0) * weights / weights.sum()
 
     @property
     def reserve(self) -> float:
         """Share that is left for what follows."""
-        return 1 - self.locate - self.check
+        return 1 - (self.locate or 0.0) - self.check
 
 
 MODES = ("surrogate", "residual", "walk")
@@ -284,9 +307,10 @@ def check(survey: Survey, frame: Frame, last: Round, ask: Ask) -> Check:
 
 def final_release(survey: Survey, frame: Frame, rounds: list[Round], ask: Ask, options: Preparation, rho: float):
     """The surrogate: derivatives once more, with `rho`, combined with those of the last rounds."""
-    gradient = 1 - options.final_bounds - options.final_curvature
+    curvature = options.final_curvature or 0.0
+    gradient = 1 - options.final_bounds - curvature
     draws = ask("final bounds", 0, 2 * NARROW.num_counts, ())
-    bounds = _find_bounds(survey, draws, frame, rounds[-1].bounds, (gradient * rho, options.final_curvature * rho))
+    bounds = _find_bounds(survey, draws, frame, rounds[-1].bounds, (gradient * rho, curvature * rho))
     here = _derivatives(survey, ask, frame, bounds, ("final gradient", "final curvature"), 0)
     return combine(here, rounds[-_COMBINED:]), here.bounds
 

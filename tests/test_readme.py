@@ -21,8 +21,8 @@ def test_the_example_runs(capsys):
     (code,) = blocks("python")
     names: dict = {}
     exec(compile(code, "README.md", "exec"), names)
-    assert names["mcmc"].privacy.eps == 8.0
-    assert "(8, 5e-06)-differentially private" in capsys.readouterr().out
+    assert names["mcmc"].privacy.eps == 1.0
+    assert "(1, 5e-06)-differentially private" in capsys.readouterr().out
     assert set(names["idata"]["posterior"].data_vars) == {"b"}
 
 

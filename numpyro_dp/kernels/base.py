@@ -492,7 +492,7 @@ class DPKernel(MCMCKernel, Algorithm):
                 f"kernel `num_iterations` (warmup + samples of one chain) and `num_chains`, as in {type(self).__name__}"
                 "(model, eps=1.0, num_iterations=1500, num_chains=4), or use numpyro_dp.MCMC, which does it for you"
             )
-        n = separated.num_rows
+        n, self._num_params = separated.num_rows, separated.num_params
         self._batches.check(n, self._neighboring_relation)
         if isinstance(self._owners, OwnerIndex) and self._owners.of_row.shape != (n,):
             raise ValueError(f"owners has shape {self._owners.of_row.shape}, but there are {n} rows")
@@ -534,6 +534,7 @@ class DPKernel(MCMCKernel, Algorithm):
             "_described",
             "_separated",
             "_num_warmup",
+            "_num_params",
             "_num_iterations",
             "_num_chains",
         }  # the plan has the last two

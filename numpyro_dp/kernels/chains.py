@@ -132,8 +132,9 @@ class SurrogateChain(Chain):
         adapt: Any,
         carry: Any,
     ) -> Transition:
-        _, sample = self._start(rng_key, z)  # NumPyro's step keeps what its start was told; the state is not used
-        state = sample(carry._replace(rng_key=rng_key), (), {})
+        start_key, step_key = random.split(rng_key)
+        _, sample = self._start(start_key, z)  # NumPyro's step keeps what its start was told; the state is not used
+        state = sample(carry._replace(rng_key=step_key), (), {})
         return Transition(
             state.z,
             jnp.array(True),

@@ -1,4 +1,7 @@
-"""DP-HMC: Hamiltonian proposals from noisy clipped gradients, corrected by the penalty test (Räisä et al. 2021).
+"""DP-HMC: prepared, on a private surrogate of the likelihood; or plain, on noisy clipped gradients (Räisä et al. 2021).
+
+By default `DPHMC` prepares itself privately and continues as `numpyro_dp.kernels.chains` says. The rest of this module is
+the sampler without preparation: Hamiltonian proposals from noisy clipped gradients, corrected by the penalty test.
 
 The integrator sees ``G(z) = sum_i clip(grad log p(x_i | z), clip_grad) + noise + grad log p(z)``, with fresh noise at
 each call, and the end point is tested as in `numpyro_dp.kernels.penalty`. Kicks by a symmetric random amount and drifts
@@ -51,14 +54,25 @@ class HMCCarry(NamedTuple):
 class DPHMC(PreparedKernel):
     """Differentially private Hamiltonian Monte Carlo.
 
-    **Formal guarantee.** All chains and all iterations, warmup and rejections included, are ``(eps, delta)``-DP under
-    `neighboring_relation`: k iterations release k Gaussian sums of log ratios at noise multiplier ``tau_l`` and at most
+    With nothing but a model and `eps`, it finds the posterior privately, releases the likelihood once as a noise-aware
+    quadratic in the coordinates in which the parameters meet the data, and runs NUTS on that and the exact prior; or,
+    where a check finds the likelihood too far from a quadratic, one of the other chains of `numpyro_dp.kernels.chains`.
+    `prepared` says what was found.
+
+    **Formal guarantee.** Everything that is released is ``(eps, delta)``-DP under `neighboring_relation`. Prepared: the
+    releases of `numpyro_dp.preparation` and of the chain, adaptively chosen Gaussian mechanisms of fixed total cost
+    (Dong, Roth and Su 2022, Theorem 4). Without preparation: all chains and all iterations, warmup and rejections
+    included; k iterations release k Gaussian sums of log ratios at noise multiplier ``tau_l`` and at most
     N_g Gaussian sums of gradients at ``tau_g`` (N_g in the table of this module), which cost
     ``rho = k / (2 tau_l^2) + N_g / (2 tau_g^2)`` (Theorem 3.5 of Räisä et al. 2021, with the exact composition of
     `numpyro_dp.accounting`).
 
     The arguments that `DPPenalty` has too mean the same here.
 
+    :param prepare: a `numpyro_dp.Preparation`, True for the default one, False for none. By default there is one, unless
+        an argument for the sampler without preparation is given: those that follow but `noise_aware`, a mass matrix,
+        owners, or noise multipliers.
+    :param noise_aware: whether draws carry the uncertainty that the noise in the released likelihood adds.
     :param clip_grad: largest norm of one row's gradient, in unconstrained space, that is counted in full. Clipped
         gradients make worse proposals, not a wrong posterior; but where much is clipped the proposals may lead away
         from the posterior, and hardly any is accepted. Default 1, and the report says so.

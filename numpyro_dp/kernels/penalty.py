@@ -78,13 +78,17 @@ class DPPenalty(PreparedKernel):
     :param model: a NumPyro model whose arguments hold the table, see `numpyro_dp.model.separate`.
     :param eps: budget of the whole run. ``inf`` runs without noise, and says that it is not private.
     :param delta: default ``0.1 / n`` under replace-one; to be given under add/remove.
+    :param prepare: how the walk is prepared: a `numpyro_dp.Preparation`, True for the default one, False for none. By
+        default it is, unless one of the arguments for the walk without preparation is given: those that follow, a mass
+        matrix, owners, or noise multipliers. A prepared walk moves in whitened coordinates with private clip bounds,
+        and has no step size to choose. The preparation's releases are Gaussian, in the report, and part of `eps`.
     :param clip_ratio: largest change of one row's log density per unit of distance in unconstrained space that is
         counted in full. Larger is safer for the posterior, and needs more noise. For a generalised linear model with
         canonical link, the largest norm of a row's covariates times the largest residual is enough to clip nothing;
         with `one_component`, the largest single covariate times that. Default 1, and the report says so.
     :param one_component: change one component at a time, chosen at random: shorter jumps, less noise.
     :param guided: Gustafson's guided walk: a component keeps its direction until a rejection. With `one_component` it
-        mixed best of the variants wherever we compared them (see ``python -m numpyro_dp.demo``).
+        mixed best of the variants wherever we compared them.
     :param step_size: proposals have covariance ``step_size**2 * inverse_mass_matrix``. Default ``1 / sqrt(n)``
         (0.01 under add/remove, where n is private); adapted in warmup.
     :param noise_multiplier_ratio: instead of `eps`, noise standard deviation over sensitivity.
@@ -119,6 +123,8 @@ class DPPenalty(PreparedKernel):
         }
         preparation = resolve_preparation(prepare, eps, plain | without_preparation(options))
         if preparation is not None:
+            if preparation.mode not in (None, "walk"):
+                raise ValueError(f"DPPenalty walks: mode {preparation.mode!r} is for DPHMC")
             preparation = dataclasses.replace(preparation, mode="walk")
         super().__init__(
             model,

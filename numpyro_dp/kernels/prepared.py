@@ -8,7 +8,7 @@ coordinates in which the parameters meet the data. By released numbers only it t
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,10 @@ from jax import random
 from numpyro.infer.initialization import init_to_sample
 from numpyro.util import is_prng_key
 
+from numpyro_dp import accounting
 from numpyro_dp.accounting import noise_multiplier_for
 from numpyro_dp.cut import find_cut
-from numpyro_dp.kernels.base import Algorithm, DPKernel
+from numpyro_dp.kernels.base import Algorithm, DPKernel, DPState
 from numpyro_dp.kernels.chains import CHAINS, Chain, Prepared
 from numpyro_dp.kernels.survey import Frame, Survey
 from numpyro_dp.kernels.target import Draw, Grid
@@ -61,6 +62,8 @@ class PreparedKernel(DPKernel):
 
     def __init__(self, *args: Any, prepare: Preparation | None, noise_aware: bool = True, **options: Any):
         self._preparation, self._noise_aware = prepare, noise_aware
+        self._resolved: Preparation | None = None  # with all shares, once the size of the table is known
+        self._strategy_given = options.get("init_strategy") is not None
         self._chain: Chain | None = None
         self._public: list | None = None  # the public arguments that it was prepared with
         self._result: Prepared | None = None
@@ -82,12 +85,19 @@ class PreparedKernel(DPKernel):
     def _wanted(self, num_rows: int, num_iterations: int, num_chains: int) -> dict[str, Wanted]:
         if self._preparation is None:
             return super()._wanted(num_rows, num_iterations, num_chains)
+        known = None
+        delta = 0.1 / num_rows if self._delta is None else self._delta
+        if self._neighboring_relation == "replace_one":
+            known = num_rows / self._power(num_rows)
+        self._resolved = self._preparation.resolved(
+            self._num_params, known, accounting.gaussian_rho(cast(float, self._eps), delta)
+        )
         wanted = {}
-        for kind, (counts, shares) in preparation_releases(self._preparation).items():
+        for kind, (counts, shares) in preparation_releases(self._resolved).items():
             # A stage's noise multiplier, if the stage alone were to cost its share of a rho of 1/2.
             relative = tuple(math.sqrt(count / share) for count, share in zip(counts, shares, strict=True))
             wanted[kind] = Wanted(_Scaled(relative), counts, math.fsum(shares))
-        wanted[RESERVE] = Wanted(_Scaled((1.0,)), (1,), self._preparation.reserve)
+        wanted[RESERVE] = Wanted(_Scaled((1.0,)), (1,), self._resolved.reserve)
         return wanted
 
     def _describe_clip(self, kind: str) -> str:
@@ -175,9 +185,10 @@ class PreparedKernel(DPKernel):
         return [leaf for leaf, a in zip(leaves, arguments, strict=True) if not a.private]
 
     def _prepare(self, separated: SeparableModel, model_args: tuple, model_kwargs: dict) -> None:
-        options = self._preparation
-        if options is None:
+        if self._preparation is None:
             return
+        options = self._resolved
+        assert options is not None
         if self._chain is None:
             with jax.ensure_compile_time_eval():
                 self._chain = self._run_preparation(options, separated, model_args, model_kwargs)
@@ -231,10 +242,11 @@ class PreparedKernel(DPKernel):
         plan = self._ledger.plan
         reserve = _rho({RESERVE: plan.kinds[RESERVE]}) * (1 - 1e-12)
         last = {"surrogate": 1.0, "residual": 0.85, "walk": 0.0}[mode]
+        curvature = options.final_curvature or 0.0
         shares = {
             "final bounds": (last * options.final_bounds, 2 * NARROW.num_counts),
-            "final curvature": (last * options.final_curvature, 1),
-            "final gradient": (last * (1 - options.final_bounds - options.final_curvature), 1),
+            "final curvature": (last * curvature, 1),
+            "final gradient": (last * (1 - options.final_bounds - curvature), 1),
         }
         if mode != "surrogate":
             chain = "ratio" if mode == "walk" else "residual"
@@ -311,7 +323,7 @@ class PreparedKernel(DPKernel):
     # -- The chains --------------------------------------------------------------------------------------------------
 
     def _initial_params(self, rng_key, init_params, separated, args, kwargs):
-        if self._result is None or init_params is not None:
+        if self._result is None or init_params is not None or self._strategy_given:
             return super()._initial_params(rng_key, init_params, separated, args, kwargs)
         result = self._result
 
@@ -320,6 +332,15 @@ class PreparedKernel(DPKernel):
             return separated.unravel(jnp.asarray(result.start + np.linalg.cholesky(result.covariance) @ normal))
 
         return draw(rng_key) if is_prng_key(rng_key) else jax.vmap(draw)(rng_key)
+
+    def get_diagnostics_str(self, state: DPState) -> str:
+        if self._result is None or self._result.mode != "surrogate":
+            return super().get_diagnostics_str(state)
+        # Nothing is spent any more, and the step size is that of NUTS.
+        return (
+            f"eps {self._ledger.plan.eps:.3g}, NUTS on the surrogate, acc. prob={state.carry.mean_accept_prob:.2f}, "
+            f"step size {state.carry.adapt_state.step_size:.2e}"
+        )
 
     def __getstate__(self):
         return super().__getstate__() | {"_chain": None, "_public": None}
@@ -383,4 +404,5 @@ def resolve_preparation(prepare: "Preparation | bool | None", eps: float | None,
 def without_preparation(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the options that are for a sampler without preparation; None where they are left at their defaults."""
     names = ("owners", "inverse_mass_matrix", "dense_mass", "adapt_mass_matrix", "target_accept_prob")
-    return {name: options.get(name) for name in names}
+    given = {name: options.get(name) for name in names}
+    return given | {"adapt_step_size": True if options.get("adapt_step_size") is False else None}
