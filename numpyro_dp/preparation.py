@@ -15,8 +15,8 @@ cost follow one another, and ordinary adaptive composition holds (Dong, Roth and
 out when all goes well: its noisy derivatives are not lost, but combined with the later ones.
 
 Shares of the budget and thresholds (`Preparation`) come from a random search over all of them at once on simulated
-logistic, Poisson, negative binomial and Student-t regressions, where the optimum is flat; those of the last release, which
-matter most, from `Preparation.resolved`.
+logistic, Poisson, negative binomial and Student-t regressions, where the optimum is flat; those of the last release,
+which matter most, from `Preparation.resolved`.
 """
 
 import dataclasses

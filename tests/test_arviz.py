@@ -47,7 +47,7 @@ def test_posterior_and_sample_stats_only(mcmc):
     idata = to_arviz(mcmc)
     assert groups(idata) == {"posterior", "sample_stats"}
     assert set(idata["posterior"].data_vars) == {"a", "b", "odds"}
-    assert {"accepted", "acceptance_rate", "exhausted", "noise_scale", "step_size"} == set(
+    assert {"accepted", "acceptance_rate", "diverging", "exhausted", "noise_scale", "step_size"} == set(
         idata["sample_stats"].data_vars
     )
     assert idata["posterior"]["a"].dims == ("chain", "draw", "groups")

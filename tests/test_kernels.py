@@ -339,9 +339,6 @@ def test_a_table_of_hostile_rows_only(make):
 @kernels(KERNELS, FEW_OF_EACH)
 def test_random_keys_are_never_reused(make, request):
     """P15."""
-    if make is KERNELS["hmc_prepared"]:
-        reason = "NUTS's start, of which only the step is used, takes the iteration's key"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason, raises=jax.errors.KeyReuseError))
     with jax.debug_key_reuse(True):
         kernel = make(eps=5.0, num_iterations=4)
         state = kernel.init(jax.random.key(0), 2, None, (X,), {"y": Y})

@@ -1,7 +1,7 @@
-"""DP-HMC: prepared, on a private surrogate of the likelihood; or plain, on noisy clipped gradients (Räisä et al. 2021).
+"""DP-HMC: on a private surrogate of the likelihood, or on noisy clipped gradients (Räisä et al. 2021).
 
-By default `DPHMC` prepares itself privately and continues as `numpyro_dp.kernels.chains` says. The rest of this module is
-the sampler without preparation: Hamiltonian proposals from noisy clipped gradients, corrected by the penalty test.
+By default `DPHMC` prepares itself privately and continues as `numpyro_dp.kernels.chains` says. The rest of this module
+is the sampler without preparation: Hamiltonian proposals from noisy clipped gradients, and the penalty test.
 
 The integrator sees ``G(z) = sum_i clip(grad log p(x_i | z), clip_grad) + noise + grad log p(z)``, with fresh noise at
 each call, and the end point is tested as in `numpyro_dp.kernels.penalty`. Kicks by a symmetric random amount and drifts
@@ -69,9 +69,9 @@ class DPHMC(PreparedKernel):
 
     The arguments that `DPPenalty` has too mean the same here.
 
-    :param prepare: a `numpyro_dp.Preparation`, True for the default one, False for none. By default there is one, unless
-        an argument for the sampler without preparation is given: those that follow but `noise_aware`, a mass matrix,
-        owners, or noise multipliers.
+    :param prepare: a `numpyro_dp.Preparation`, True for the default one, False for none. By default there is one,
+        unless an argument for the sampler without preparation is given: those that follow but `noise_aware`, a mass
+        matrix, owners, or noise multipliers.
     :param noise_aware: whether draws carry the uncertainty that the noise in the released likelihood adds.
     :param clip_grad: largest norm of one row's gradient, in unconstrained space, that is counted in full. Clipped
         gradients make worse proposals, not a wrong posterior; but where much is clipped the proposals may lead away
