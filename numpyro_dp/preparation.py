@@ -6,7 +6,7 @@ prior draws give. A round of the search for the posterior
     1. finds clip bounds for the rows' gradients and Hessians, by noisy binary searches (quantiles of their norms);
     2. releases the noisy sum of the clipped gradients, and that of the clipped Hessians;
     3. makes a Newton step, in which eigenvalues of the curvature that noise may have made are raised;
-    4. compares the step with shorter ones, by one noisy release of the log likelihood's rise along it;
+    4. compares the step with other lengths, by one noisy release of the log likelihood's rise along it;
     5. whitens: coordinates in which the posterior would be about N(0, I).
 
 Then a check releases how far the log likelihood is from its quadratic expansion at public points of about posterior
@@ -52,8 +52,8 @@ _STEP_FLOOR, _WHITENING_FLOOR = 0.5, 0.3
 MIN_WALK_DRAWS = 5.0
 """Independent draws that a random walk must be worth, as foreseen."""
 
-LINE = np.array([1.0, 0.4, 0.16, 0.064])
-"""Fractions of a Newton step that are compared."""
+LINE = np.array([1.0, 2.5, 0.4, 0.1])
+"""Multiples of a Newton step that are compared. Where curvature falls off (rare outcomes), Newton's are too short."""
 
 CHECK_POINTS = 16
 
@@ -255,7 +255,7 @@ def _derivatives(
 
 
 def _line_search(survey: Survey, draws: Draw, here: Round, step: np.ndarray, mean: np.ndarray, precision) -> float:
-    """Which part of the step to go: all of it, unless a shorter one is better by two standard deviations."""
+    """Which multiple of the step to go: the step itself, unless another is better by two standard deviations."""
     start = np.asarray(here.frame.center)
     ends = start + LINE[:, None] * (here.frame.whitening @ step)
     # The linear part of a row's rise is at most this; a row that falls by more is counted as falling by that much.
@@ -353,6 +353,19 @@ def combine(here: Round, earlier: list[Round]) -> Surrogate:
 def _only(draws: Draw) -> Draw:
     """The one draw of a batch of one."""
     return jax.tree.map(lambda leaf: leaf[0], draws)
+
+
+def distance_to_mode(surrogate: Surrogate, prior: NormalPrior) -> float:
+    """How far the surrogate's mode is from where it was expanded, relative to what its noise explains.
+
+    The check looks around the point of expansion: it says nothing about a mode much further away.
+    """
+    frame = surrogate.frame
+    precision = frame.whitening.T @ np.linalg.inv(prior.covariance) @ frame.whitening
+    slope = surrogate.score + precision @ np.linalg.solve(frame.whitening, prior.mean - frame.center)
+    shift = np.linalg.solve(surrogate.curvature + precision, slope)
+    noise = max(1.0, math.sqrt(np.trace(surrogate.score_covariance) / len(shift)))
+    return float(np.linalg.norm(shift) / (math.sqrt(len(shift)) * noise))
 
 
 def start_near(

@@ -49,6 +49,8 @@ class Prepared(NamedTuple):
     :ivar start: unconstrained parameters near the posterior, shape (d,).
     :ivar covariance: about the posterior's, shape (d, d); from prior and frame.
     :ivar step: length of the proposals: in posterior standard deviations, or as an angle in mode "residual".
+    :ivar distance: how far the surrogate's mode is from where the likelihood was expanded, in posterior standard
+        deviations or, where that is larger, the noise's; see `numpyro_dp.preparation.distance_to_mode`. None in "walk".
     """
 
     mode: str
@@ -61,6 +63,7 @@ class Prepared(NamedTuple):
     start: np.ndarray
     covariance: np.ndarray
     step: float
+    distance: float | None = None
 
 
 class Chain(Algorithm):

@@ -7,6 +7,7 @@ coordinates in which the parameters meet the data. By released numbers only it t
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -35,6 +36,7 @@ from numpyro_dp.preparation import (
     Preparation,
     Round,
     check,
+    distance_to_mode,
     final_release,
     locate,
     preparation_releases,
@@ -49,6 +51,8 @@ SLOPE_GRID = Grid(2.0**0.5, 6)
 PRIOR_DRAWS = 1000
 FINAL = ("final bounds", "final curvature", "final gradient")
 ENOUGH_DRAWS = 100
+FAR = 6.0
+"""Distance of the surrogate's mode above which a warning is due."""
 QUADRATIC = 0.15
 """Spread of the residuals, in log density, below which nothing is better than a quadratic."""
 
@@ -142,6 +146,8 @@ class PreparedKernel(DPKernel):
                 f". By the check, the log likelihood is {result.check.spread:.2g} from a quadratic (noise of the check "
                 f"{result.check.scale:.1g})"
             )
+        if result.distance is not None and result.distance > FAR:
+            found += f". It may be off: {_far(result.distance)}"
         return found
 
     # -- The preparation ---------------------------------------------------------------------------------------------
@@ -215,7 +221,8 @@ class PreparedKernel(DPKernel):
         z_draws = self._prior_draws(separated, args, kwargs)
         z_prior = rough_normal(z_draws)
         guess = self._public_guess(separated, z_prior)
-        near = rough_normal(_map(cut.coordinates, z_draws if guess is None else guess))
+        prior = rough_normal(_map(cut.coordinates, z_draws))
+        near = prior if guess is None else rough_normal(_map(cut.coordinates, guess))
         frame, rounds = locate(survey, near, self._draw_for, options, rho)
         found = check(survey, frame, rounds[-1], self._draw_for)
         mode = options.mode or self._choose(found, rounds[-1], options.reserve * rho, power)
@@ -226,7 +233,10 @@ class PreparedKernel(DPKernel):
             surrogate, bounds = final_release(survey, frame, rounds, self._draw_for, options, final)
         slope, step = self._proposals(mode, survey, frame, bounds) if mode != "surrogate" else (None, 1.0)
         start, covariance = start_near(cut, frame, surrogate, z_prior)
-        prepared = Prepared(mode, found, cut.names, frame, surrogate, bounds, slope, start, covariance, step)
+        distance = None if surrogate is None else distance_to_mode(surrogate, prior)
+        prepared = Prepared(mode, found, cut.names, frame, surrogate, bounds, slope, start, covariance, step, distance)
+        if distance is not None and distance > FAR and not options.force:
+            warnings.warn(f"the posterior may be off: {_far(distance)}", RuntimeWarning, stacklevel=2)
         return CHAINS[mode](prepared, cut, separated.log_prior(args, kwargs), self._noise_aware, power)
 
     def _choose(self, found: Check, last: Round, reserve: float, power: float) -> str:
@@ -366,6 +376,14 @@ class _Scaled:
 
     def __call__(self, noise_multiplier: float) -> tuple[Mechanism, ...]:
         return tuple(Gaussian(noise_multiplier * r) for r in self.relative)
+
+
+def _far(distance: float) -> str:
+    return (
+        f"the released likelihood has its mode {distance:.1f} times as far from where it was expanded as its noise "
+        "explains, and a quadratic may not reach so far. A larger eps, a public start and scales (`Preparation`), or "
+        "fewer parameters would help"
+    )
 
 
 def _rho(kinds: Mapping[str, Releases]) -> float:

@@ -284,7 +284,7 @@ class PrivateTarget:
     ) -> jax.Array:
         """For each of the numbers that `per_row` gives, a bound that few rows exceed: a noisy binary search.
 
-        It finds the smallest bound of a grid that at most so many rows exceed as the threshold says, or as three
+        It finds the smallest bound of a grid that at most so many rows exceed as the threshold says, or as 3.5
         standard deviations of a noisy count: fewer could not be told from none. Each step releases one count.
 
         :param draws: one for each count, those for the first number first.
@@ -316,7 +316,7 @@ class PrivateTarget:
                     return jnp.where(row[0][0] > bound(middle), 1 - centre, -centre).astype(values.dtype)
 
                 count = self._release(draw, clipped_sum(exceeds, (values,), 1 - centre))
-                few = count.value + centre * self.num_rows <= jnp.maximum(threshold, 3 * count.scale)
+                few = count.value + centre * self.num_rows <= jnp.maximum(threshold, 3.5 * count.scale)
                 return (jnp.where(few, low, middle + 1), jnp.where(few, middle, high)), None
 
             start = (jnp.zeros((), jnp.int32), jnp.full((), 2**grid.num_counts - 1, jnp.int32))
