@@ -36,7 +36,7 @@ from numpyro_dp.ledger import PrivacyBudgetError
 from numpyro_dp.surrogate import Surrogate
 
 WIDE = Grid(2.0, 6)
-NARROW = Grid(2**0.25, 6)
+NARROW = Grid(2**0.25, 6, no_rows=4.0)
 CHECK_GRID = Grid(2.0, 6)
 _SMALLEST = 2.0**-16  # of a bound, in prior standard deviations: with less, even a million rows say little
 _WIDE_ROUNDS = 2  # after them, bounds are near the last ones
@@ -54,6 +54,10 @@ MIN_WALK_DRAWS = 5.0
 
 LINE = np.array([1.0, 2.5, 0.4, 0.1])
 """Multiples of a Newton step that are compared. Where curvature falls off (rare outcomes), Newton's are too short."""
+
+# Clipped gradients are those of surprising rows, and pull one way: the coefficients of a logistic regression come out
+# too large, and intervals cover too little, unless bounds leave some room.
+_ROOM = np.array([1.25, 1.0])
 
 CHECK_POINTS = 16
 
@@ -240,9 +244,11 @@ def _find_bounds(survey: Survey, draws: Draw, frame: Frame, last: np.ndarray | N
     m = survey.size
     thresholds = 4.5 * math.sqrt(2 * m / rhos[0]), math.sqrt(m * (m + 1) / rhos[1])
     if last is None:
-        return survey.bounds(draws, frame, (WIDE, WIDE), (_SMALLEST, _SMALLEST), thresholds)
-    smallest = tuple(float(_BELOW * bound) for bound in last)
-    return survey.bounds(draws, frame, (NARROW, NARROW), smallest, thresholds)  # type: ignore[arg-type]
+        found = survey.bounds(draws, frame, (WIDE, WIDE), (_SMALLEST, _SMALLEST), thresholds)
+    else:
+        smallest = tuple(float(_BELOW * bound) for bound in last)
+        found = survey.bounds(draws, frame, (NARROW, NARROW), smallest, thresholds)  # type: ignore[arg-type]
+    return found * _ROOM
 
 
 def _derivatives(

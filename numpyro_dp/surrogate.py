@@ -11,9 +11,11 @@ noise-aware   ``log N(g; K u, K + cov(e) + cov(E u))``              what an obse
 The second treats the release as the data. Given the parameters, the score is normal around ``J u`` with the variance J
 (the information identity: that of the rows) plus that of the noise; ``cov(E u) = s^2 (|u|^2 I + u u') / 2`` for a
 symmetric noise matrix whose diagonal has standard deviation s. Without noise both are the same function. With it, the
-second has intervals that cover the truth as often as they say; it never says more than the prior where nothing was
-learned. Normality of the score, and J for its variance, are approximations: they need many rows and a model that holds.
-Tempered, both are those of the tempered likelihood.
+second has intervals that cover the truth about as often as they say, as long as the noise in the curvature is below the
+curvature: in one dimension 90% intervals cover .89 to .94 at relative noise of .5, .87 to .91 at 1, .75 at 3; runs that
+would have more than 1 are refused (`numpyro_dp.preparation.require_hope`). Normality of the score, and J for its
+variance, are approximations: they need many rows, few of them clipped, and a model that holds. Tempered, both are those
+of the tempered likelihood.
 """
 
 from typing import NamedTuple

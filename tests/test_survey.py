@@ -217,7 +217,7 @@ def test_searches_find_the_quantile_on_their_grids(relation, x64):
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_fewer_rows_than_three_deviations_of_a_count_are_none(relation, x64):
+def test_fewer_rows_than_some_deviations_of_a_count_are_none(relation, x64):
     """A count has sensitivity 1 under both relations: its standard deviation is the noise multiplier."""
     values = np.arange(1.0, 401.0)[:, None]
     target = survey_of((values, np.zeros(400)), relation)._target
@@ -225,7 +225,7 @@ def test_fewer_rows_than_three_deviations_of_a_count_are_none(relation, x64):
         (found,) = target.find_bounds(
             searches(9, multiplier), lambda row: row[0][0], [Grid(1.01, 9)], jnp.array([4.0]), jnp.array([1.0])
         )
-        assert found == pytest.approx(on_grid(values[:, 0], Grid(1.01, 9), 4.0, 3 * multiplier))
+        assert found == pytest.approx(on_grid(values[:, 0], Grid(1.01, 9), 4.0, 3.5 * multiplier))
 
 
 def test_bounds_are_quantiles_of_the_norms(x64):

@@ -14,10 +14,12 @@ mode         chain                                           target             
 
 ``r_i`` is row i's log density minus its quadratic expansion of clipped derivatives. Residuals change little from point
 to point, so the noise of a test is small where that of a log ratio is not. Where no residual, or no ratio, is clipped,
-both tests leave their target invariant exactly. The targets of the first two differ from the posterior by the one-off
-noise, and by design: see `numpyro_dp.surrogate`.
+both tests leave their target invariant exactly; that of "residual" is cut off at a ball far outside
+(`ResidualChain._radius`). The targets of the first two differ from the posterior by the one-off noise, and by design:
+see `numpyro_dp.surrogate`.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -153,6 +155,13 @@ class ResidualChain(Chain):
 
     num_steps = 8
 
+    def _radius(self) -> float:
+        """Of the ball in whitened coordinates that the target is cut off at: five noisy standard deviations beyond."""
+        assert self.prepared.surrogate is not None
+        size = len(self.prepared.surrogate.score)
+        noise = np.trace(self.prepared.surrogate.score_covariance) / size
+        return (math.sqrt(size) + 5) * math.sqrt(1 + noise)
+
     def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"residual": (1,)}
 
@@ -202,6 +211,11 @@ class ResidualChain(Chain):
             slope * residual_distance(u, u_new),
         )
         public = log_density(x) - log_density(zero) + (momentum @ momentum - p @ p) / 2
+        # The residuals give back the likelihood's own tails, beside which a quadratic with noise may be improper: the
+        # target is cut off far outside. A chain that starts beyond may come in.
+        radius = self._radius()
+        outside = (jnp.linalg.norm(u_new) > radius) & (jnp.linalg.norm(u) <= radius)
+        public = jnp.where(outside, -jnp.inf, public)
         accepted, accept_prob, scale = accept_with_penalty(
             accept_key, self._power * released.value + public, self._power * released.scale, z_new
         )

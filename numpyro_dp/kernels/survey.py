@@ -76,8 +76,8 @@ class Survey:
     ) -> np.ndarray:
         """Clip bounds for the rows' gradients and Hessians, see `PrivateTarget.find_bounds`: shape (2,)."""
         numbers = (jnp.asarray(x, self.dtype) for x in (smallest, thresholds))
-        counts, ratios = _split(grids)
-        return np.asarray(self._bounds(self._target.rows, draws, self._cast(frame), counts, ratios, *numbers), float)
+        counts, settings = _split(grids)
+        return np.asarray(self._bounds(self._target.rows, draws, self._cast(frame), counts, settings, *numbers), float)
 
     def derivatives(
         self, draws: tuple[Draw, Draw], frame: Frame, bounds: np.ndarray
@@ -157,12 +157,12 @@ class Survey:
 
     # -- Programs ----------------------------------------------------------------------------------------------------
 
-    def _find_bounds(self, rows, draws, frame, counts, ratios, smallest, thresholds) -> jax.Array:
+    def _find_bounds(self, rows, draws, frame, counts, settings, smallest, thresholds) -> jax.Array:
         def norms(row: tuple) -> jax.Array:
             return jnp.stack([jnp.linalg.norm(x) for x in row_derivatives(self._cut, frame, row)])
 
         return self._target.on(rows).find_bounds(
-            draws, norms, _join(counts, ratios), smallest, thresholds, self.size**2
+            draws, norms, _join(counts, settings), smallest, thresholds, self.size**2
         )
 
     def _sum_derivatives(self, rows, draws, frame, bounds) -> tuple[Released, Released]:
@@ -191,21 +191,21 @@ class Survey:
         largest = math.sqrt(ends.shape[0]) * (1 + 1e-4)  # a little room: the clip rounds down
         return self._tempered(self._target.on(rows).release_sum(draw, rise, largest, ends.size))
 
-    def _find_residual_bound(self, rows, draws, frame, counts, ratios, bounds, points, smallest, thr) -> jax.Array:
+    def _find_residual_bound(self, rows, draws, frame, counts, settings, bounds, points, smallest, thr) -> jax.Array:
         residual = row_residual(self._cut, frame, bounds)
 
         def norm(row: tuple) -> jax.Array:
             return jnp.linalg.norm(residual(points, row))[None]
 
         width = self.size**2 + points.size
-        return self._target.on(rows).find_bounds(draws, norm, _join(counts, ratios), smallest, thr, width)[0]
+        return self._target.on(rows).find_bounds(draws, norm, _join(counts, settings), smallest, thr, width)[0]
 
     def _sum_residuals(self, rows, draw, frame, bounds, points, bound) -> Released:
         residual = row_residual(self._cut, frame, bounds)
         width = self.size**2 + points.size
         return self._tempered(self._target.on(rows).release_sum(draw, lambda row: residual(points, row), bound, width))
 
-    def _find_slope(self, rows, draws, frame, counts, ratios, pairs, smallest, thr, bounds=None) -> jax.Array:
+    def _find_slope(self, rows, draws, frame, counts, settings, pairs, smallest, thr, bounds=None) -> jax.Array:
         flat = pairs.reshape(-1, self.size)
         values: Callable[[jax.Array, tuple], jax.Array]
         if bounds is None:
@@ -223,9 +223,9 @@ class Survey:
             return jnp.sqrt(jnp.mean(((found[:, 1] - found[:, 0]) / distances) ** 2))[None]
 
         width = self.size**2 + flat.size
-        return self._target.on(rows).find_bounds(draws, root_mean_square, _join(counts, ratios), smallest, thr, width)[
-            0
-        ]
+        return self._target.on(rows).find_bounds(
+            draws, root_mean_square, _join(counts, settings), smallest, thr, width
+        )[0]
 
     def _tempered(self, released: Released) -> Released:
         return Released(self.power * released.value, self.power * released.scale)
@@ -259,11 +259,12 @@ def row_residual(cut: Cut, frame: Frame, bounds: jax.Array) -> Callable[[jax.Arr
 
 def _split(grids: Sequence[Grid]) -> tuple[tuple[int, ...], jax.Array]:
     """What decides about a program, and what is an argument of it."""
-    return tuple(grid.num_counts for grid in grids), jnp.asarray([grid.ratio for grid in grids])
+    numbers = [(grid.ratio, grid.no_rows) for grid in grids]
+    return tuple(grid.num_counts for grid in grids), jnp.asarray(numbers)
 
 
-def _join(counts: Sequence[int], ratios: jax.Array) -> list[Grid]:
-    return [Grid(ratios[k], count) for k, count in enumerate(counts)]
+def _join(counts: Sequence[int], numbers: jax.Array) -> list[Grid]:
+    return [Grid(ratio, count, no_rows) for count, (ratio, no_rows) in zip(counts, numbers, strict=True)]
 
 
 def distance(u: jax.Array, u_new: jax.Array) -> jax.Array:

@@ -85,10 +85,13 @@ class Grid(NamedTuple):
 
     :ivar ratio: from one candidate to the next.
     :ivar num_counts: releases that finding one of them takes.
+    :ivar no_rows: standard deviations of a noisy count that are taken for no rows. A search asks where no row is, time
+        and again, and a wrong turn at its first step finds a bound that is many times too large.
     """
 
     ratio: float | jax.Array
     num_counts: int
+    no_rows: float | jax.Array = 5.0
 
 
 class Exchange(Protocol):
@@ -284,8 +287,9 @@ class PrivateTarget:
     ) -> jax.Array:
         """For each of the numbers that `per_row` gives, a bound that few rows exceed: a noisy binary search.
 
-        It finds the smallest bound of a grid that at most so many rows exceed as the threshold says, or as 3.5
-        standard deviations of a noisy count: fewer could not be told from none. Each step releases one count.
+        It finds the smallest bound of a grid that at most so many rows exceed as the threshold says, or as many
+        standard deviations of a noisy count as the grid says: fewer could not be told from none. Each step releases one
+        count.
 
         :param draws: one for each count, those for the first number first.
         :param per_row: from one-row slices to k numbers; NaN exceeds nothing.
@@ -316,7 +320,7 @@ class PrivateTarget:
                     return jnp.where(row[0][0] > bound(middle), 1 - centre, -centre).astype(values.dtype)
 
                 count = self._release(draw, clipped_sum(exceeds, (values,), 1 - centre))
-                few = count.value + centre * self.num_rows <= jnp.maximum(threshold, 3.5 * count.scale)
+                few = count.value + centre * self.num_rows <= jnp.maximum(threshold, grid.no_rows * count.scale)
                 return (jnp.where(few, low, middle + 1), jnp.where(few, middle, high)), None
 
             start = (jnp.zeros((), jnp.int32), jnp.full((), 2**grid.num_counts - 1, jnp.int32))
