@@ -8,6 +8,8 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 # NumPyro switches its progress bar off where it sees these.
 os.environ.pop("CI", None)
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -83,3 +85,36 @@ def x64():
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", before)
+
+
+# Run with the slow tests only, since others show the same every day: by another kernel, driver or model. The everyday
+# tests must stay quick enough to be run often.
+SHOWN_BY_OTHERS = re.compile(
+    r"""
+    test_kernels.py::(?!test_runs_and_moves\[|test_the_chain_goes_on_over_hostile_rows)\w+\[(.*-)?hmc\]
+    | test_kernels.py::test_runs_and_moves_in_float64\[penalty_prepared\]
+    | test_kernels.py::test_every_chain_method_gives\w+\[numpyro_dp-(sequential|vmap)-(sgld_poisson|penalty_prepared)\]
+    | test_kernels.py::test_warmup_then_run_is_one_run\[numpyro-penalty\]
+    | test_kernels.py::test_one_budget_one_table\[penalty_prepared\]
+    | test_kernels.py::test_copies_have_no_budget\[(copy|deepcopy)-penalty_prepared\]
+    | test_kernels.py::test_the_budget_cannot_be_overrun_by_the_stock_mcmc\[(parallel|vectorized)-penalty_prepared\]
+    | test_kernels.py::test_random_keys_are_never_reused\[penalty_prepared\]
+    | test_leaks.py::test_everything_released_is\w+\[(hmc_prepared|hmc_reuse|penalty_fixed|penalty_poisson|sghmc).*\]
+    | test_leaks.py::(test_pickles_hold_no_row\[hmc_reuse\]|test_also_in_the_stock_mcmc\[penalty_poisson\])
+    | test_exponential_family.py::test_every_chain_method_gives_the_same_chains\[parallel\]
+    | test_exponential_family.py::(test_it_runs_moves_and_spends\w+\[float64\]|test_the_number_of_passes_does_not)
+    | test_statistics.py::test_noise_leaves_the_exact_posterior_invariant_quick\[walk\]
+    | test_statistics.py::test_chains_of_models_with_latent_memberships\[sgld\]
+    | test_model.py::test_potential_is_that_of_numpyros_hmc\[(membership_marked|repeated_measures)\]
+    | test_audit.py::test_one_iteration_costs_no_more_than_claimed_and_half_the_noise_is_noticed\[(family_add|hmc)\]
+    | test_chains.py::test_noise_leaves_the_stated_target_invariant\[residual\]
+    | test_cut.py::test_ordered_and_bounded_values_are_not_left
+    """,
+    re.VERBOSE,
+)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if SHOWN_BY_OTHERS.search(item.nodeid):
+            item.add_marker(pytest.mark.slow)

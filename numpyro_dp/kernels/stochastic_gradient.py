@@ -212,7 +212,8 @@ class StochasticGradientKernel(DPKernel):
 
     def _initial_step_size(self, num_rows: int) -> float:
         if callable(self._step_size):
-            return float(self._step_size(jnp.ones(())))
+            with jax.ensure_compile_time_eval():
+                return float(self._step_size(jnp.ones(())))
         return self._default_step_size(self._width(num_rows)) if self._step_size is None else self._step_size
 
     def _step_size_at(self, i: jax.Array, noise: jax.Array, friction: float, num_rows: int, dtype: Any) -> jax.Array:
