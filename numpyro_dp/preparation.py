@@ -52,11 +52,11 @@ _STEP_FLOOR, _WHITENING_FLOOR = 0.5, 0.3
 MIN_WALK_DRAWS = 5.0
 """Independent draws that a random walk must be worth, as foreseen."""
 
-LINE = np.array([1.0, 2.5, 0.4, 0.1])
-"""Multiples of a Newton step that are compared. Where curvature falls off (rare outcomes), Newton's are too short."""
+LINE = np.array([1.0, 0.4, 0.16, 0.064])
+"""Multiples of a Newton step that are compared."""
 
 # Clipped gradients are those of surprising rows, and pull one way: the coefficients of a logistic regression come out
-# too large, and intervals cover too little, unless bounds leave some room.
+# too large, and intervals cover too little, unless the last bounds leave some room.
 _ROOM = np.array([1.25, 1.0])
 
 CHECK_POINTS = 16
@@ -248,7 +248,7 @@ def _find_bounds(survey: Survey, draws: Draw, frame: Frame, last: np.ndarray | N
     else:
         smallest = tuple(float(_BELOW * bound) for bound in last)
         found = survey.bounds(draws, frame, (NARROW, NARROW), smallest, thresholds)  # type: ignore[arg-type]
-    return found * _ROOM
+    return found
 
 
 def _derivatives(
@@ -316,7 +316,7 @@ def final_release(survey: Survey, frame: Frame, rounds: list[Round], ask: Ask, o
     curvature = options.final_curvature or 0.0
     gradient = 1 - options.final_bounds - curvature
     draws = ask("final bounds", 0, 2 * NARROW.num_counts, ())
-    bounds = _find_bounds(survey, draws, frame, rounds[-1].bounds, (gradient * rho, curvature * rho))
+    bounds = _find_bounds(survey, draws, frame, rounds[-1].bounds, (gradient * rho, curvature * rho)) * _ROOM
     here = _derivatives(survey, ask, frame, bounds, ("final gradient", "final curvature"), 0)
     return combine(here, rounds[-_COMBINED:]), here.bounds
 

@@ -225,7 +225,7 @@ def test_fewer_rows_than_some_deviations_of_a_count_are_none(relation, x64):
         (found,) = target.find_bounds(
             searches(9, multiplier), lambda row: row[0][0], [Grid(1.01, 9)], jnp.array([4.0]), jnp.array([1.0])
         )
-        assert found == pytest.approx(on_grid(values[:, 0], Grid(1.01, 9), 4.0, 3.5 * multiplier))
+        assert found == pytest.approx(on_grid(values[:, 0], Grid(1.01, 9), 4.0, Grid(1.01, 9).no_rows * multiplier))
 
 
 def test_bounds_are_quantiles_of_the_norms(x64):
