@@ -283,11 +283,11 @@ def test_residuals_of_the_wrong_sign_would_be_noticed(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_residual_that_is_tempered_twice_would_be_noticed(monkeypatch):
+def test_a_residual_that_does_not_count_would_be_noticed():
     """The surrogate is that of the tempered likelihood already; the residuals are tempered where they are tested."""
     _, options, power, multiplier = CASES["residual_tempered"]
     chain = chain_of("residual", **options)
-    chain._power = power**2
+    chain._power = 0.0
     z, _, _ = run(chain, power, multiplier)
     assert z.max() > 7
 

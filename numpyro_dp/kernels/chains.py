@@ -122,7 +122,7 @@ class SurrogateChain(Chain):
             find_heuristic_step_size=False,
             rng_key=rng_key,
         )
-        return state._replace(rng_key=None), sample
+        return _without_keys(state), sample
 
     def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
         return self._start(rng_key, z)[0]
@@ -137,17 +137,23 @@ class SurrogateChain(Chain):
         adapt: Any,
         carry: Any,
     ) -> Transition:
-        start_key, step_key = random.split(rng_key)
+        start_key, step_key, adapt_key = random.split(rng_key, 3)
         _, sample = self._start(start_key, z)  # NumPyro's step keeps what its start was told; the state is not used
-        state = sample(carry._replace(rng_key=step_key), (), {})
+        adapt_state = carry.adapt_state._replace(rng_key=adapt_key)
+        state = sample(carry._replace(rng_key=step_key, adapt_state=adapt_state), (), {})
         return Transition(
             state.z,
             jnp.array(True),
             state.accept_prob,
             jnp.zeros((), z.dtype),
-            state._replace(rng_key=None),
+            _without_keys(state),
             state.diverging,
         )
+
+
+def _without_keys(state: Any) -> Any:
+    """NUTS's state as it is carried: keys come from the chain's own, and a copy of a state must not repeat one."""
+    return state._replace(rng_key=None, adapt_state=state.adapt_state._replace(rng_key=None))
 
 
 class ResidualChain(Chain):

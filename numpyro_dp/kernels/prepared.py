@@ -347,9 +347,10 @@ class PreparedKernel(DPKernel):
         if self._result is None or self._result.mode != "surrogate":
             return super().get_diagnostics_str(state)
         # Nothing is spent any more, and the step size is that of NUTS.
+        nuts = state.carry
         return (
-            f"eps {self._ledger.plan.eps:.3g}, NUTS on the surrogate, acc. prob={state.carry.mean_accept_prob:.2f}, "
-            f"step size {state.carry.adapt_state.step_size:.2e}"
+            f"eps {self._ledger.plan.eps:.3g} spent, NUTS on the surrogate, acc. prob={nuts.mean_accept_prob:.2f}, "
+            f"step size {nuts.adapt_state.step_size:.2e}"
         )
 
     def __getstate__(self):
