@@ -244,11 +244,9 @@ def _find_bounds(survey: Survey, draws: Draw, frame: Frame, last: np.ndarray | N
     m = survey.size
     thresholds = 4.5 * math.sqrt(2 * m / rhos[0]), math.sqrt(m * (m + 1) / rhos[1])
     if last is None:
-        found = survey.bounds(draws, frame, (WIDE, WIDE), (_SMALLEST, _SMALLEST), thresholds)
-    else:
-        smallest = tuple(float(_BELOW * bound) for bound in last)
-        found = survey.bounds(draws, frame, (NARROW, NARROW), smallest, thresholds)  # type: ignore[arg-type]
-    return found
+        return survey.bounds(draws, frame, (WIDE, WIDE), (_SMALLEST, _SMALLEST), thresholds)
+    smallest = float(_BELOW * last[0]), float(_BELOW * last[1])
+    return survey.bounds(draws, frame, (NARROW, NARROW), smallest, thresholds)
 
 
 def _derivatives(
@@ -311,17 +309,24 @@ def check(survey: Survey, frame: Frame, last: Round, ask: Ask) -> Check:
     return Check(math.sqrt(variance), scale)
 
 
-def final_release(survey: Survey, frame: Frame, rounds: list[Round], ask: Ask, options: Preparation, rho: float):
-    """The surrogate: derivatives once more, with `rho`, combined with those of the last rounds."""
+def final_release(
+    survey: Survey, frame: Frame, last: np.ndarray, earlier: list[Round], ask: Ask, options: Preparation, rho: float
+) -> tuple[Surrogate, np.ndarray]:
+    """The surrogate and the clip bounds of its derivatives: released once more, with `rho`.
+
+    :param last: clip bounds of the last round.
+    :param earlier: rounds whose derivatives are combined with the new ones.
+    """
     curvature = options.final_curvature or 0.0
     gradient = 1 - options.final_bounds - curvature
     draws = ask("final bounds", 0, 2 * NARROW.num_counts, ())
-    bounds = _find_bounds(survey, draws, frame, rounds[-1].bounds, (gradient * rho, curvature * rho)) * _ROOM
+    bounds = _find_bounds(survey, draws, frame, last, (gradient * rho, curvature * rho)) * _ROOM
     here = _derivatives(survey, ask, frame, bounds, ("final gradient", "final curvature"), 0)
-    return combine(here, rounds[-_COMBINED:]), here.bounds
+    return combine(here, earlier), here.bounds
 
 
-_COMBINED = 2
+COMBINED = 2
+"""Rounds that the last release is combined with."""
 
 
 def combine(here: Round, earlier: list[Round]) -> Surrogate:

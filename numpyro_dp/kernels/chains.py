@@ -41,8 +41,8 @@ from numpyro_dp.surrogate import Surrogate
 class Prepared(NamedTuple):
     """What a preparation has found. Released as a whole.
 
-    :ivar mode: "surrogate", "residual" or "walk"; see `numpyro_dp.kernels.prepared`.
-    :ivar check: how far the log likelihood is from a quadratic, or None if nobody asked.
+    :ivar mode: "surrogate", "residual" or "walk"; see `numpyro_dp.kernels.chains`.
+    :ivar check: how far the log likelihood is from a quadratic; None for one that was made by hand.
     :ivar coordinates: names of the coordinates in which the parameters meet the data.
     :ivar frame: in which the posterior is about N(0, I).
     :ivar surrogate: the released likelihood, or None in mode "walk".

@@ -30,6 +30,7 @@ from numpyro_dp.mechanisms import Gaussian, Mechanism
 from numpyro_dp.model import SeparableModel
 from numpyro_dp.noise import GridNoise
 from numpyro_dp.preparation import (
+    COMBINED,
     NARROW,
     Check,
     NormalPrior,
@@ -176,10 +177,10 @@ class PreparedKernel(DPKernel):
                 "the preparation cannot run on traced arrays: call `kernel.prepare(...)` with the model's arguments "
                 "first, or use numpyro_dp.MCMC, which does it for you"
             )
-        public = self._public_leaves(model_args, model_kwargs)
         if self._public is None:
-            self._public = public
-        elif not (len(public) == len(self._public) and all(map(_equal, public, self._public))):
+            return
+        public = self._public_leaves(model_args, model_kwargs)
+        if not (len(public) == len(self._public) and all(map(_equal, public, self._public))):
             raise ValueError(
                 "this kernel was prepared with other public arguments, on which its coordinates and its prior rest: "
                 "make a new kernel, whose eps adds to this one's, or pass the same values"
@@ -199,6 +200,7 @@ class PreparedKernel(DPKernel):
             with jax.ensure_compile_time_eval():
                 self._chain = self._run_preparation(options, separated, model_args, model_kwargs)
             self._result = self._chain.prepared
+            self._public = self._public_leaves(model_args, model_kwargs)
         self._chain.num_warmup = getattr(self, "_num_warmup", 0)
 
     def _settings(self) -> list[tuple[str, Any]]:
@@ -230,7 +232,9 @@ class PreparedKernel(DPKernel):
         surrogate, bounds = None, rounds[-1].bounds
         if mode != "walk":
             final = _rho({kind: self._ledger.plan.kinds[kind] for kind in FINAL})
-            surrogate, bounds = final_release(survey, frame, rounds, self._draw_for, options, final)
+            # Residuals give back what the last clip has taken, and know nothing of those before.
+            earlier = [] if mode == "residual" else rounds[-COMBINED:]
+            surrogate, bounds = final_release(survey, frame, rounds[-1].bounds, earlier, self._draw_for, options, final)
         slope, step = self._proposals(mode, survey, frame, bounds) if mode != "surrogate" else (None, 1.0)
         start, covariance = start_near(cut, frame, surrogate, z_prior)
         distance = None if surrogate is None else distance_to_mode(surrogate, prior)
