@@ -8,11 +8,32 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 # NumPyro switches its progress bar off where it sees these.
 os.environ.pop("CI", None)
 
+import gc
 import re
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+
+_MOST_MAPPINGS = 20_000
+
+
+def _too_many_programs() -> bool:
+    """Each compiled program takes pieces of memory of its own, of which Linux allows a process 65,530."""
+    mappings = Path("/proc/self/maps")
+    return mappings.exists() and mappings.read_bytes().count(b"\n") > _MOST_MAPPINGS
+
+
+@pytest.fixture(autouse=True)
+def _programs_are_forgotten():
+    yield
+    if _too_many_programs():
+        for cache in (_separated, _cuts, _surveys):
+            cache.clear()
+        jax.clear_caches()
+        gc.collect()
+
 
 _separated: dict = {}
 
