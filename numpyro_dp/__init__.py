@@ -1,6 +1,7 @@
 """Differentially private MCMC for NumPyro."""
 
 from numpyro_dp.arviz import to_arviz
+from numpyro_dp.budget import PrivacyBudget
 from numpyro_dp.families import ExponentialFamily
 from numpyro_dp.kernels.barker import DPBarker
 from numpyro_dp.kernels.exponential_family import DPExponentialFamily
@@ -32,6 +33,7 @@ __all__ = [
     "FixedBatches",
     "PoissonBatches",
     "Preparation",
+    "PrivacyBudget",
     "PrivacyBudgetError",
     "PrivacyReport",
     "UnsupportedModelError",

@@ -216,6 +216,7 @@ class Ledger:
         self._context = b""
         self._repeats: collections.Counter[bytes] = collections.Counter()
         self._warned = False
+        self._charge: Callable[[Plan], Any] | None = None
 
     @property
     def committed(self) -> bool:
@@ -242,11 +243,13 @@ class Ledger:
         """Whether nothing has been released yet, so that the plan may still change."""
         return not any(map(any, self.spent().values()))
 
-    def commit(self, plan: Plan, context: str = "") -> None:
+    def commit(self, plan: Plan, context: str = "", charge: Callable[[Plan], Any] | None = None) -> None:
         """Fix the plan. It cannot change once something has been released.
 
         :param context: settings of the kernel that owns the ledger. Two kernels that share a noise seed but not their
             settings draw different noise.
+        :param charge: charges the whole plan to the budget of the table, if it has one. Called once, before the first
+            release.
         """
         with self._lock:
             if any(map(any, self._spent.values())):
@@ -254,6 +257,7 @@ class Ledger:
             self._plan = plan
             self._spent = {name: [0] * len(kind.counts) for name, kind in plan.kinds.items()}
             self._context = repr((plan, context)).encode()
+            self._charge = charge
 
     def assign(self, reserve: str, kinds: Mapping[str, Releases]) -> None:
         """Decide what a kind of release that was kept in reserve is spent on.
@@ -374,6 +378,9 @@ class Ledger:
                 for name, stage in stages.items()
             )
             granted = not plan.private or (within and source is not None)
+            if granted and self._charge is not None:
+                self._charge(plan)
+                self._charge = None
             if granted:  # charged before any noise exists
                 for name, request in requests.items():
                     self._spent[name][stages[name] or 0] += request.number

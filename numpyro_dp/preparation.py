@@ -85,7 +85,7 @@ class Preparation:
 
     locate: float | None = None
     rounds: int = 5
-    growth: float = 1.25
+    growth: float = 2.0
     bounds: float = 0.2
     gradient: float = 0.49
     curvature: float = 0.13
@@ -131,7 +131,7 @@ class Preparation:
         :param rho: the whole budget.
         """
         r = 0.2 if num_rows is None else 22 * size**1.5 / (num_rows * math.sqrt(rho))
-        curvature = min(max(r / (1 + r), 0.05), 0.4, 0.95 - self.final_bounds)
+        curvature = min(max(r / (1 + r), 0.05), 0.2, 0.95 - self.final_bounds)
         locate = min(max(0.1 + r, 0.13), 0.26, 0.9 - self.check)
         return dataclasses.replace(
             self,

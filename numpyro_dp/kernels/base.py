@@ -23,6 +23,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_dp.accounting import composed_eps
+from numpyro_dp.budget import PrivacyBudget
 from numpyro_dp.clipping import OwnerIndex, require_correct_sums
 from numpyro_dp.kernels.target import Draw, Exchange, Grant, PrivateTarget
 from numpyro_dp.ledger import Ledger, Plan, Request, Wanted, flat_releases, plan_for_budget, plan_for_noise
@@ -95,6 +96,7 @@ class KernelOptions(TypedDict, total=False):
     :param private_args: names of the arguments that hold rows. Default: arrays as long as the row plate.
     :param owners: for rows that belong to several data owners: each row's owner as integers from 0 (public), or an
         exchange such as `numpyro_dp.owners.JaxProcesses` in the process of each owner. See `numpyro_dp.owners`.
+    :param budget: `numpyro_dp.PrivacyBudget` of the table, which the whole plan is charged to before the first release.
     :param noise_seed: a secret integer that makes the noise reproducible. Default: fresh entropy.
     """
 
@@ -108,6 +110,7 @@ class KernelOptions(TypedDict, total=False):
     row_plate: str | None
     private_args: Sequence[str] | None
     owners: Any
+    budget: PrivacyBudget | None
     noise_seed: int | None
 
 
@@ -204,6 +207,7 @@ class DPKernel(MCMCKernel, Algorithm):
         row_plate: str | None = None,
         private_args: Sequence[str] | None = None,
         owners: Any = None,
+        budget: PrivacyBudget | None = None,
         noise_seed: int | None = None,
     ):
         if not callable(model):
@@ -240,6 +244,9 @@ class DPKernel(MCMCKernel, Algorithm):
         self._init_strategy = init_to_median if init_strategy is None else init_strategy
         self._row_plate, self._private_args = row_plate, private_args
         self._owners = self._known_owners(owners)
+        if budget is not None and not isinstance(budget, PrivacyBudget):
+            raise TypeError(f"budget must be a numpyro_dp.PrivacyBudget, got {budget!r}; the number is `eps`")
+        self._budget, self._shared = budget, None if budget is None else (budget.eps, budget.delta)
         self._ledger = Ledger(NoiseSource(noise_seed))
         self._separated: dict[Any, SeparableModel] = {}
         self._described: dict[str, Any] | None = None
@@ -461,6 +468,13 @@ class DPKernel(MCMCKernel, Algorithm):
             lines.append(f"against who sees only the chains, the noise of all owners counts: eps is {round_up(eps, 4)}")
         return lines
 
+    def _describe_budget(self) -> str:
+        if self._shared is None:
+            return "other runs on this table add to its cost: `PrivacyBudget` keeps count of them"
+        return "this run is charged to a budget of eps {:g}, delta {:g}, which other runs on this table share".format(
+            *self._shared
+        )
+
     def _assumptions(self, plan: Plan) -> tuple[str, ...]:
         assumptions = [
             "the model, its public arguments, starting values, step sizes and clip bounds were not chosen by looking "
@@ -469,6 +483,7 @@ class DPKernel(MCMCKernel, Algorithm):
             self._describe_exactness(),
             *self._describe_target(plan),
             *self._describe_owners(plan),
+            self._describe_budget(),
         ]
         if self._default_clips and self._algorithm is self:
             names = " and ".join(f"clip_{name}" for name in self._default_clips)
@@ -510,8 +525,13 @@ class DPKernel(MCMCKernel, Algorithm):
             multipliers = {kind: value for kind, value in self._noise_multipliers.items() if value is not None}
             plan = plan_for_noise(noise_multipliers=multipliers, **common)
         self._check_plan(plan, n)
+        charge = None
+        if self._budget is not None:
+            self._budget.require(plan)
+            name = getattr(self._model, "__name__", type(self._model).__name__)
+            charge = partial(self._budget.charge, what=f"{type(self).__name__} of {name}")
         self._described = self._describe_table(separated)
-        self._ledger.commit(plan, repr((type(self).__name__, self._settings())))
+        self._ledger.commit(plan, repr((type(self).__name__, self._settings())), charge)
 
     def _wanted(self, num_rows: int, num_iterations: int, num_chains: int) -> dict[str, Wanted]:
         """Everything that the budget is for."""
@@ -532,6 +552,7 @@ class DPKernel(MCMCKernel, Algorithm):
         plain = (int, float, str, dict, tuple, type(None), *Batches.__args__)
         other = {
             "_described",
+            "_shared",
             "_separated",
             "_num_warmup",
             "_num_params",
@@ -807,6 +828,7 @@ class DPKernel(MCMCKernel, Algorithm):
         state = self.__dict__.copy()
         # They hold jitted closures, and shapes: under add/remove the number of rows is private.
         state["_separated"] = {}
+        state["_budget"] = None  # a copy has none
         return state
 
 

@@ -1,0 +1,384 @@
+"""One budget for a table, on which several kernels, models and sessions draw; kept in a file.
+
+A kernel's own guarantee is that of one run. Whoever fits five models to a table has spent the budget of five, and
+nobody sees it. A `PrivacyBudget` does: each kernel that was given it charges its whole plan to the file, before its
+first release, and is refused where the sum would exceed the budget.
+
+**What the total guarantees.** How much a later run may cost is chosen by people who have seen the earlier results, so
+costs must add up although they are chosen adaptively. For Gaussian releases they do: as long as the total of rho is
+bounded beforehand, all releases together are no worse than one Gaussian release of that rho (Smith and Thakurta 2022,
+"Fully adaptive composition for Gaussian differential privacy"). Other releases (batches, accept bits) are charged
+with the eps and delta of their run to a part of the budget that is set aside for them when the file is made, in which
+eps and delta add up (Rogers, Roth, Ullman and Vadhan 2016, "Privacy odometers and filters", Theorem 3.1). The parts are
+fixed beforehand, and basic composition adds them up (Lyu 2022, "Composition theorems for interactive differential
+privacy").
+
+**The file** is one line of JSON for each charge, and is only ever added to. Each line holds a hash of the one before.
+A charge is on the disk before the noise is drawn, so a crash can only lose what was paid for. What a file cannot
+show is that it was replaced by an older copy of itself: a second record, the *witness*, remembers how far it had got.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import hashlib
+import json
+import math
+import os
+import secrets
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from numpyro_dp import accounting
+from numpyro_dp.ledger import Plan, PrivacyBudgetError, flat_releases
+from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Gaussian
+
+FORMAT = "numpyro_dp privacy budget 1"
+_START = "0" * 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Charge:
+    """What one run was charged.
+
+    :ivar what: the kernel, and the label that it was given.
+    :ivar eps, delta: the guarantee of that run alone.
+    :ivar rho: its cost, if all of its releases are Gaussian; otherwise None, and `eps` and `delta` are the cost.
+    :ivar time: when, in UTC.
+    """
+
+    what: str
+    eps: float
+    delta: float
+    rho: float | None
+    time: str
+
+
+class PrivacyBudget:
+    """A budget for one table, in a file; pass it to every kernel that runs on that table.
+
+    The file is made if it is not there. It holds nothing about the table, so it must be you who uses one file for one
+    table, and for no other. Several processes on one machine may use it at the same time.
+
+    :param path: of the file.
+    :param eps, delta: what all runs together may cost. Needed for a new file, and fixed by it.
+    :param neighboring_relation: of all the runs; as in the kernels.
+    :param other: ``(eps, delta)`` of it that is set aside for kernels whose releases are not all Gaussian (batches,
+        accept bits).
+    :param witness: a second file, which tells if the first was rolled back to an earlier state: on another disk, at
+        best. Default: in the user's state directory. False for none.
+    :raises PrivacyBudgetError: if the file was changed or rolled back, or is for another budget.
+
+    ::
+
+        budget = PrivacyBudget("patients.budget", eps=3.0, delta=1e-6)
+        mcmc = MCMC(DPHMC(model, eps=1.0, budget=budget), num_warmup=500, num_samples=1000)
+        mcmc.run(jax.random.key(0), X, y)
+        print(budget)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        eps: float | None = None,
+        delta: float | None = None,
+        *,
+        neighboring_relation: str | None = None,
+        other: tuple[float, float] = (0.0, 0.0),
+        witness: "str | os.PathLike | bool" = True,
+    ):
+        self.path = Path(path).absolute()
+        self._witness_choice = witness
+        self._threads = threading.Lock()
+        with self._locked():
+            if not self.path.exists():
+                self._create(eps, delta, neighboring_relation or "replace_one", other)
+            header, _ = self._read()
+        self.eps, self.delta = float(header["eps"]), float(header["delta"])
+        self.neighboring_relation: str = header["neighboring_relation"]
+        self.other = (float(header["other"][0]), float(header["other"][1]))
+        asked = {"eps": eps, "delta": delta, "neighboring_relation": neighboring_relation}
+        for name, value in asked.items():
+            if value is not None and value != getattr(self, name):
+                raise PrivacyBudgetError(
+                    f"{self.path} is a budget with {name}={getattr(self, name)!r}, not {value!r}. What was promised "
+                    f"about a table cannot be changed later: leave {name} out, or use another file for another table"
+                )
+
+    # -- What is left ------------------------------------------------------------------------------------------------
+
+    @property
+    def charges(self) -> tuple[Charge, ...]:
+        """All charges so far, by whatever process."""
+        with self._locked():
+            return self._read()[1]
+
+    @property
+    def eps_spent(self) -> float:
+        """What all runs so far cost together, at the budget's delta."""
+        return self._total(self.charges)
+
+    def eps_left(self, delta: float | None = None) -> float:
+        """The largest eps of one more run with Gaussian releases that the budget allows; 0 if there is none.
+
+        :param delta: of that run, as the kernel is given it; default: the budget's. A kernel's own default is 0.1 / n.
+        """
+        left = self._rho_allowed() - sum(charge.rho or 0.0 for charge in self.charges)
+        left *= 1 - 1e-9
+        eps = accounting.gaussian_eps(self.delta if delta is None else delta, left) if left > 0 else 0.0
+        return eps * (1 - 3e-9) if eps >= accounting.MIN_EPS else 0.0
+
+    def _rho_allowed(self) -> float:
+        eps, delta = self.eps - self.other[0], self.delta - self.other[1]
+        return accounting.gaussian_rho(eps, delta) if eps >= accounting.MIN_EPS else 0.0
+
+    def _total(self, charges: tuple[Charge, ...]) -> float:
+        rho = math.fsum(charge.rho for charge in charges if charge.rho is not None)
+        others = math.fsum(charge.eps for charge in charges if charge.rho is None)
+        gaussian = accounting.gaussian_eps(self.delta - self.other[1], rho) if rho else 0.0
+        return gaussian + others
+
+    # -- Charging ----------------------------------------------------------------------------------------------------
+
+    def require(self, plan: Plan) -> None:
+        """Check that a plan could be charged now, without charging it.
+
+        :raises PrivacyBudgetError: naming what is left and the ways out.
+        """
+        with self._locked():
+            self._admit(plan, self._read()[1], "")
+
+    def charge(self, plan: Plan, what: str) -> Charge:
+        """Charge a plan to the file, or refuse it. Afterwards it is on the disk.
+
+        :raises PrivacyBudgetError: as `require`; or if the file was changed or rolled back.
+        """
+        with self._locked():
+            _, charges = self._read()
+            charge = self._admit(plan, charges, what)
+            self._append({"kind": "charge", **dataclasses.asdict(charge)})
+        return charge
+
+    def _admit(self, plan: Plan, charges: tuple[Charge, ...], what: str) -> Charge:
+        if plan.neighboring_relation != self.neighboring_relation:
+            raise PrivacyBudgetError(
+                f"{self.path} is a budget under {self.neighboring_relation!r}, and this run is under "
+                f"{plan.neighboring_relation!r}; the costs of the two cannot be added up. Nothing was released"
+            )
+        releases = flat_releases(plan.kinds)
+        gaussian = plan.private and all(isinstance(mechanism, Gaussian) for mechanism, _ in releases)
+        rho = math.fsum(count * (mechanism.rho or 0.0) for mechanism, count in releases) if gaussian else None
+        time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        charge = Charge(what, plan.eps, plan.delta, rho, time)
+        if rho is not None:
+            self._admit_gaussian(charge, rho, charges)
+        else:
+            self._admit_other(charge, charges)
+        return charge
+
+    def _admit_gaussian(self, charge: Charge, rho: float, charges: tuple[Charge, ...]) -> None:
+        total = math.fsum([rho, *(c.rho for c in charges if c.rho is not None)])
+        if total > self._rho_allowed() * (1 + 1e-10):  # which was rounded down by more than that
+            left = max(self._rho_allowed() - (total - rho), 0.0)
+            eps = accounting.gaussian_eps(charge.delta, left) * (1 - 1e-6) if left > 0 else 0.0
+            allowed = f"at most eps={eps:.4g}" if eps >= accounting.MIN_EPS else "nothing"
+            raise PrivacyBudgetError(
+                f"this run would cost ({charge.eps:g}, {charge.delta:.3g}), and of the budget of ({self.eps:g}, "
+                f"{self.delta:g}) in {self.path} {allowed} is left at that delta, after {len(charges)} run(s). "
+                "Nothing was released. Ask for less, or publish what there is"
+            )
+
+    def _admit_other(self, charge: Charge, charges: tuple[Charge, ...]) -> None:
+        others = [c for c in charges if c.rho is None]
+        left = tuple(
+            total - math.fsum(getattr(c, name) for c in others)
+            for total, name in zip(self.other, ("eps", "delta"), strict=True)
+        )
+        if not (charge.eps <= left[0] and charge.delta <= left[1]):
+            raise PrivacyBudgetError(
+                f"this run would cost ({charge.eps:g}, {charge.delta:.3g}) by releases that are not all Gaussian. Of "
+                f"what {self.path} sets aside for such runs (`other=`: {self.other[0]:g}, {self.other[1]:g}), "
+                f"({max(left[0], 0.0):g}, {max(left[1], 0.0):.3g}) is left. Nothing was released. Use a kernel on all "
+                "rows, such as DPHMC or DPPenalty without batches, or give this one a smaller eps and delta"
+            )
+
+    # -- The file ----------------------------------------------------------------------------------------------------
+
+    def _create(self, eps: float | None, delta: float | None, relation: str, other: tuple[float, float]) -> None:
+        if eps is None or delta is None:
+            raise ValueError(f"there is no budget at {self.path}: give `eps` and `delta` to make one")
+        if not 0 < eps < math.inf or not 0 < delta < 1:
+            raise ValueError(f"a budget needs a positive eps and a delta between 0 and 1, got {eps} and {delta}")
+        if relation not in NEIGHBORING_RELATIONS:
+            raise ValueError(
+                f"neighboring_relation must be one of {', '.join(map(repr, NEIGHBORING_RELATIONS))}, got {relation!r}"
+            )
+        if not (0 <= other[0] <= eps and 0 <= other[1] < delta):
+            raise ValueError(f"other must be a part (eps, delta) of the budget ({eps:g}, {delta:g}), got {other}")
+        witness = self._witness()
+        if witness is not None and witness.exists():
+            raise PrivacyBudgetError(
+                f"there has been a budget at {self.path}, says its witness {witness}, and the file is gone. "
+                "Restore it. If this is to be the budget of another table, give it another name, or delete the witness"
+            )
+        self._append(
+            {
+                "kind": "budget",
+                "format": FORMAT,
+                "id": secrets.token_hex(16),
+                "eps": float(eps),
+                "delta": float(delta),
+                "neighboring_relation": relation,
+                "other": [float(other[0]), float(other[1])],
+            },
+        )
+
+    def _read(self) -> tuple[dict[str, Any], tuple[Charge, ...]]:
+        """Header and charges, if the file is what this package wrote, and all of it."""
+        entries, last = [], _START
+        text = self.path.read_text(encoding="utf-8")
+        for number, line in enumerate(text.splitlines(keepends=True), 1):
+            try:
+                entry = json.loads(line)
+                known, before = entry.pop("hash"), entry["before"]
+            except (ValueError, KeyError, TypeError, AttributeError):
+                known = before = None
+            if known is None or known != _hash(entry) or before != last or not line.endswith("\n"):
+                raise PrivacyBudgetError(
+                    f"line {number} of {self.path} is not what was written there: the file was changed, or a write was "
+                    "cut off. What has been spent is not known any more, so nothing more can be released. Restore the "
+                    "file from a copy that has all of its lines"
+                )
+            entries.append(entry)
+            last = known
+        if not entries or entries[0].get("format") != FORMAT:
+            raise PrivacyBudgetError(f"{self.path} is no privacy budget of this package")
+        self._compare_with_witness(entries[0]["id"], len(entries), last)
+        fields = [field.name for field in dataclasses.fields(Charge)]
+        return entries[0], tuple(Charge(**{name: entry[name] for name in fields}) for entry in entries[1:])
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        """Add a line. First the line, then the witness: after a crash in between, the file is ahead, and holds more."""
+        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        entry["before"] = json.loads(lines[-1])["hash"] if lines else _START
+        entry["hash"] = _hash(entry)
+        with open(self.path, "a", encoding="utf-8", newline="\n") as file:
+            file.write(json.dumps(entry) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        _sync_folder(self.path.parent)
+        identity = entry["id"] if not lines else json.loads(lines[0])["id"]
+        self._update_witness(identity, len(lines) + 1, entry["hash"])
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Alone with the file, among threads and processes."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._threads, open(self.path.with_name(self.path.name + ".lock"), "a+b") as file:
+            _lock(file)
+            yield
+
+    # -- The witness -------------------------------------------------------------------------------------------------
+
+    def _witness(self) -> Path | None:
+        if self._witness_choice is False:
+            return None
+        if self._witness_choice is not True:
+            return Path(os.fspath(self._witness_choice)).absolute()
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        return Path(state) / "numpyro_dp" / f"{hashlib.sha256(str(self.path).encode()).hexdigest()[:32]}.json"
+
+    def _compare_with_witness(self, identity: str, count: int, last: str) -> None:
+        witness = self._witness()
+        if witness is None:
+            return
+        if not witness.exists():
+            warnings.warn(
+                f"{self.path} has no witness at {witness}: it was moved, or the witness was deleted. Whether the file "
+                f"was rolled back before now, nobody can tell. It says that {count - 1} run(s) were charged",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            self._update_witness(identity, count, last)
+            return
+        known = json.loads(witness.read_text(encoding="utf-8"))
+        if known["id"] != identity:
+            raise PrivacyBudgetError(f"{witness} is the witness of another budget than {self.path}")
+        behind = count < known["count"]
+        if behind or (count == known["count"] and last != known["hash"]):
+            raise PrivacyBudgetError(
+                f"{self.path} has {count} line(s), and its witness {witness} has seen {known['count']}"
+                f"{'' if behind else ', of which the last was another'}: the file was rolled back to an earlier copy, "
+                "and what has been spent since is missing. Nothing was released. Restore the newer file"
+            )
+        if count > known["count"]:  # a crash between a charge and its witness
+            self._update_witness(identity, count, last)
+
+    def _update_witness(self, identity: str, count: int, last: str) -> None:
+        witness = self._witness()
+        if witness is None:
+            return
+        try:
+            witness.parent.mkdir(parents=True, exist_ok=True)
+            temporary = witness.with_name(witness.name + ".new")
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(json.dumps({"id": identity, "count": count, "hash": last}))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, witness)
+        except OSError as error:
+            warnings.warn(
+                f"the witness of {self.path} could not be written ({error}): if the file is rolled back to an earlier "
+                "copy, nobody will notice. Give `witness=` another place, or False",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def __reduce__(self):
+        raise TypeError(f"a PrivacyBudget cannot be copied or pickled: open it anew, PrivacyBudget({str(self.path)!r})")
+
+    def __str__(self) -> str:
+        charges = self.charges
+        relation = self.neighboring_relation.replace("_", "-")
+        lines = [
+            f"Privacy budget {self.path}",
+            f"  eps {self.eps:g}, delta {self.delta:g}, {relation}; {len(charges)} run(s) cost eps "
+            f"{self._total(charges):.4g} together",
+        ]
+        lines += [f"  {c.time}  {c.what}: ({c.eps:.6g}, {c.delta:.3g})" for c in charges]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"PrivacyBudget({str(self.path)!r})"
+
+
+def _hash(entry: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
+
+
+def _lock(file: Any) -> None:
+    """Wait until no other process has the lock; it ends when the file is closed, or with the process."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        import msvcrt
+
+        file.seek(0)
+        while True:
+            with contextlib.suppress(OSError):
+                msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)  # type: ignore[attr-defined]
+                return
+    fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make sure that a new file is still in its folder after a crash; where folders can be opened."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,402 @@
+"""One budget for a table: kernels, threads and processes draw on a file, and nothing makes it count too little."""
+
+import copy
+import json
+import math
+import multiprocessing
+import pickle
+import re
+import shutil
+import threading
+import warnings
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_dp.budget
+from numpyro_dp import DPHMC, DPSGLD, MCMC, DPBarker, DPPenalty, PrivacyBudget, PrivacyBudgetError
+from numpyro_dp.accounting import gaussian_delta, gaussian_eps, gaussian_rho
+from numpyro_dp.ledger import Ledger, Plan, Releases, Request
+from numpyro_dp.mechanisms import Gaussian
+from numpyro_dp.noise import NoiseSource
+
+X = np.random.default_rng(0).normal(size=50).astype(np.float32)
+
+
+def model(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
+@pytest.fixture(autouse=True)
+def _state_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "table.budget"
+
+
+def plan(eps, delta=1e-6, relation="replace_one", count=10):
+    rho = gaussian_rho(eps, delta)
+    return Plan(
+        eps, delta, relation, {"ratio": Releases((Gaussian(math.sqrt(count / (2 * rho))),), (count,))}, 5, 2, 50
+    )
+
+
+def fit(kernel, iterations=4):
+    mcmc = MCMC(kernel, num_warmup=iterations // 2, num_samples=iterations - iterations // 2, progress_bar=False)
+    mcmc.run(jax.random.key(0), X)
+    return mcmc
+
+
+# -- What it adds up ---------------------------------------------------------------------------------------------------
+
+
+def test_runs_add_up_as_one_gaussian_and_the_last_that_does_not_fit_is_refused(path):
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-6)
+    for _ in range(3):  # in rho: eps of 1 costs less than a third of what eps of 2 does
+        budget.charge(plan(1.0), "run")
+    total = 3 * gaussian_rho(1.0, 1e-6)
+    assert budget.eps_spent == pytest.approx(gaussian_eps(1e-6, total), rel=1e-8)
+    with pytest.raises(PrivacyBudgetError, match=r"would cost \(1, 1e-06\).*\(2, 1e-06\).*at most eps=0\.\d+ is left"):
+        budget.charge(plan(1.0), "one more")
+    assert len(budget.charges) == 3
+    budget.charge(plan(budget.eps_left()), "the rest")
+    assert 2.0 * (1 - 1e-6) < budget.eps_spent <= 2.0 * (1 + 1e-8)
+    assert gaussian_delta(2.0, math.fsum(c.rho for c in budget.charges)) <= 1e-6
+    assert budget.eps_left() == 0
+    with pytest.raises(PrivacyBudgetError, match="nothing is left"):
+        budget.charge(plan(0.1), "one more")
+
+
+def test_one_run_may_take_the_whole_budget(path):
+    PrivacyBudget(path, eps=1.0, delta=1e-6).charge(plan(1.0, count=12_345), "all")
+
+
+def test_what_is_left_counts_at_another_delta(path):
+    budget = PrivacyBudget(path, eps=1.0, delta=1e-6)
+    assert budget.eps_left(1e-3) < budget.eps_left(1e-6) < budget.eps_left(1e-9)
+    budget.charge(plan(budget.eps_left(1e-3), 1e-3), "run")
+    assert budget.eps_spent == pytest.approx(1.0, rel=1e-6)
+
+
+def test_a_release_that_is_not_gaussian_needs_a_part_of_its_own(path):
+    budget = PrivacyBudget(path, eps=3.0, delta=1e-4, other=(2.0, 5e-5))
+
+    def noisy(eps):
+        return DPSGLD(model, eps=eps, delta=2e-5, batch_size=10, step_size=1e-3, budget=budget)
+
+    fit(noisy(1.0))
+    fit(noisy(1.0))
+    assert budget.eps_spent == pytest.approx(2.0, rel=1e-6)
+    with pytest.raises(PrivacyBudgetError, match=r"not all Gaussian.*2, 5e-05.*\(\d\S*, 1e-05\) is left"):
+        fit(noisy(0.5))
+    fit(DPPenalty(model, eps=0.9, delta=4e-5, step_size=0.1, budget=budget))
+    assert 2.0 < budget.eps_spent <= 3.0
+    assert [charge.rho is None for charge in budget.charges] == [True, True, False]
+
+
+@pytest.mark.parametrize("kernel", [DPSGLD, DPBarker])
+def test_without_such_a_part_it_is_refused_before_anything_is_released(path, kernel):
+    budget = PrivacyBudget(path, eps=3.0, delta=1e-2)
+    options = {"batch_size": 10} if kernel is DPSGLD else {}
+    made = kernel(model, eps=1.0, step_size=1e-3, budget=budget, **options)
+    with pytest.raises(PrivacyBudgetError, match="not all Gaussian"):
+        fit(made)
+    assert not made._ledger.committed
+    assert budget.charges == ()
+
+
+def test_the_other_relation_and_runs_without_noise_are_refused(path):
+    budget = PrivacyBudget(path, eps=3.0, delta=1e-6)
+    with pytest.raises(PrivacyBudgetError, match="'replace_one', and this run is under 'add_or_remove_one'"):
+        budget.require(plan(1.0, relation="add_or_remove_one"))
+    with pytest.raises(PrivacyBudgetError, match=r"cost \(inf"):
+        fit(DPPenalty(model, eps=math.inf, step_size=0.1, budget=budget))
+
+
+# -- Kernels that draw on it -------------------------------------------------------------------------------------------
+
+
+def test_kernels_charge_their_whole_plan_once_and_before_the_first_noise(path, monkeypatch):
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-3)
+    seen = []
+    draw = NoiseSource.draw
+
+    def watched(self, *args):
+        seen.append(len(budget.charges))
+        return draw(self, *args)
+
+    monkeypatch.setattr(NoiseSource, "draw", watched)
+    mcmc = fit(DPPenalty(model, eps=1.0, step_size=0.1, budget=budget))
+    assert set(seen) == {1}
+    (charge,) = budget.charges
+    assert charge.what == "DPPenalty of model"
+    assert charge.rho == pytest.approx(mcmc.privacy.rho, rel=1e-12)
+    assert charge.eps == 1.0
+    assert "charged to a budget of eps 2, delta 0.001" in " ".join(str(mcmc.privacy).split())
+    fit(DPHMC(model, eps=1.0, step_size=0.1, budget=budget))
+    assert len(budget.charges) == 2
+    refused = DPPenalty(model, eps=1.5, step_size=0.1, budget=budget)
+    with pytest.raises(PrivacyBudgetError, match=r"after 2 run\(s\)"):
+        fit(refused)
+    assert len(budget.charges) == 2
+
+
+def test_a_prepared_kernel_is_charged_once_too(path):
+    budget = PrivacyBudget(path, eps=50.0, delta=1e-3)
+    mcmc = fit(DPHMC(model, eps=20.0, budget=budget))
+    (charge,) = budget.charges
+    assert charge.rho >= mcmc.privacy.rho * (1 - 1e-12)
+    assert charge.rho == pytest.approx(gaussian_rho(20.0, 0.1 / len(X)), rel=1e-8)
+
+
+def test_a_run_that_is_refused_by_its_precheck_costs_nothing(path):
+    budget = PrivacyBudget(path, eps=50.0, delta=1e-3)
+    with pytest.raises(PrivacyBudgetError, match="cannot give a posterior"):
+        fit(DPHMC(model, eps=0.01, budget=budget))
+    assert budget.charges == ()
+
+
+def test_a_run_that_breaks_off_has_been_charged(path, monkeypatch):
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-3)
+    kernel = DPPenalty(model, eps=1.0, step_size=0.1, budget=budget, num_iterations=10)
+    kernel.init(jax.random.key(0), 2, None, (X,), {})
+    assert budget.charges == ()  # nothing has been released
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(NoiseSource, "draw", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        kernel._ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")
+    assert len(budget.charges) == 1
+
+
+def test_copies_of_a_kernel_draw_on_no_budget(path):
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-3)
+    mcmc = fit(DPPenalty(model, eps=1.0, step_size=0.1, budget=budget))
+    for same in (copy.copy(mcmc.sampler), copy.deepcopy(mcmc.sampler), pickle.loads(pickle.dumps(mcmc.sampler))):
+        assert same._budget is None
+        assert "charged to a budget of eps 2" in " ".join(str(same.privacy).split())
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="open it anew"):
+            duplicate(budget)
+    assert len(budget.charges) == 1
+
+
+def test_what_is_no_budget_is_named():
+    with pytest.raises(TypeError, match="the number is `eps`"):
+        DPPenalty(model, eps=1.0, budget=3.0)
+
+
+# -- The file ----------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_opened_again_by_its_path(path):
+    PrivacyBudget(path, eps=2.0, delta=1e-6, neighboring_relation="add_or_remove_one").charge(
+        plan(1.0, relation="add_or_remove_one"), "first"
+    )
+    again = PrivacyBudget(path)
+    assert (again.eps, again.delta, again.neighboring_relation) == (2.0, 1e-6, "add_or_remove_one")
+    assert [charge.what for charge in again.charges] == ["first"]
+    assert re.search(r"1 run\(s\) cost eps 1 together\n.*first: \(1, 1e-06\)", str(again))
+    PrivacyBudget(path, eps=2.0, delta=1e-6)
+    for name, value in {"eps": 5.0, "delta": 1e-5, "neighboring_relation": "replace_one"}.items():
+        with pytest.raises(PrivacyBudgetError, match=f"with {name}="):
+            PrivacyBudget(path, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "give `eps` and `delta` to make one"),
+        ({"eps": 1.0}, "give `eps` and `delta`"),
+        ({"eps": math.inf, "delta": 1e-6}, "positive eps"),
+        ({"eps": 0.0, "delta": 1e-6}, "positive eps"),
+        ({"eps": 1.0, "delta": 0.0}, "delta between 0 and 1"),
+        ({"eps": 1.0, "delta": 1e-6, "neighboring_relation": "swap"}, "must be one of"),
+        ({"eps": 1.0, "delta": 1e-6, "other": (2.0, 0.0)}, "part .* of the budget"),
+        ({"eps": 1.0, "delta": 1e-6, "other": (0.5, 1e-6)}, "part .* of the budget"),
+    ],
+)
+def test_a_new_file_needs_a_budget_that_makes_sense(path, options, message):
+    with pytest.raises(ValueError, match=message):
+        PrivacyBudget(path, **options)
+    assert not path.exists()
+
+
+def _edited(lines):
+    entry = json.loads(lines[1])
+    return [lines[0], json.dumps(entry | {"rho": entry["rho"] / 2}), lines[2]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _edited,
+        lambda lines: [lines[0], lines[2]],
+        lambda lines: [lines[0], lines[2], lines[1]],
+        lambda lines: [lines[0], lines[1], lines[1]],
+        lambda lines: [lines[0], lines[1], lines[2][:30]],
+        lambda lines: lines[1:],
+        lambda lines: [*lines[:2], ""],
+        lambda lines: [*lines[:2], "null"],
+        lambda lines: [json.dumps(json.loads(lines[0]) | {"eps": 100.0}), *lines[1:]],
+    ],
+    ids=["edited", "cut out", "swapped", "repeated", "torn", "beheaded", "emptied", "nothing", "raised"],
+)
+def test_a_file_that_was_changed_is_refused(path, change):
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-6)
+    for what in "ab":
+        budget.charge(plan(0.5), what)
+    path.write_text("\n".join(change(path.read_text().splitlines())) + "\n")
+    for act in (lambda: budget.charge(plan(0.1), "c"), lambda: budget.charges, lambda: PrivacyBudget(path)):
+        with pytest.raises(PrivacyBudgetError, match=r"line \d of .* is not what was written there"):
+            act()
+
+
+def test_a_file_that_was_rolled_back_is_refused(path, tmp_path):
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-6)
+    budget.charge(plan(1.0), "a")
+    shutil.copy(path, tmp_path / "backup")
+    budget.charge(plan(1.0), "b")
+    newer = path.read_text()
+    shutil.copy(tmp_path / "backup", path)
+    for act in (lambda: budget.charge(plan(0.1), "c"), lambda: PrivacyBudget(path)):
+        with pytest.raises(PrivacyBudgetError, match=r"has 2 line\(s\), and its witness .* has seen 3.*rolled back"):
+            act()
+    path.write_text(newer)
+    assert len(PrivacyBudget(path).charges) == 2
+
+
+def test_two_histories_from_one_copy_are_noticed(path, tmp_path):
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-6, witness=tmp_path / "witness")
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copy(path, elsewhere)
+    PrivacyBudget(elsewhere, witness=False).charge(plan(1.0), "there")
+    budget.charge(plan(1.0), "here")
+    shutil.copy(elsewhere, path)
+    with pytest.raises(PrivacyBudgetError, match="of which the last was another"):
+        PrivacyBudget(path, witness=tmp_path / "witness")
+
+
+def test_a_file_that_was_deleted_does_not_begin_again(path):
+    PrivacyBudget(path, eps=2.0, delta=1e-6).charge(plan(1.0), "a")
+    path.unlink()
+    with pytest.raises(PrivacyBudgetError, match="the file is gone"):
+        PrivacyBudget(path, eps=2.0, delta=1e-6)
+
+
+def test_a_witness_that_is_missing_or_of_another_budget_is_named(path, tmp_path):
+    PrivacyBudget(path, eps=2.0, delta=1e-6).charge(plan(1.0), "a")
+    moved = tmp_path / "moved.budget"
+    shutil.move(path, moved)
+    with pytest.warns(RuntimeWarning, match=r"has no witness at .* It says that 1 run\(s\) were charged"):
+        PrivacyBudget(moved)
+    PrivacyBudget(moved)  # now it has one
+    PrivacyBudget(tmp_path / "third", eps=1.0, delta=1e-6, witness=tmp_path / "witness")
+    with pytest.raises(PrivacyBudgetError, match="witness of another budget"):
+        PrivacyBudget(moved, witness=tmp_path / "witness")
+
+
+def test_a_witness_that_cannot_be_written_is_named(path, tmp_path):
+    (tmp_path / "in the way").write_text("")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        PrivacyBudget(path, eps=2.0, delta=1e-6, witness=tmp_path / "in the way" / "witness")
+    messages = " ".join(str(warning.message) for warning in caught)
+    assert re.search("the witness of .* could not be written .* Give `witness=` another place, or False", messages)
+
+
+def test_a_crash_between_a_charge_and_its_witness_loses_nothing(path, monkeypatch):
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-6)
+    with monkeypatch.context() as patched:
+        patched.setattr(PrivacyBudget, "_update_witness", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            budget.charge(plan(1.0), "a")
+    assert len(budget.charges) == 1
+    older = path.read_text().splitlines(keepends=True)[0]
+    path.write_text(older)
+    with pytest.raises(PrivacyBudgetError, match="rolled back"):
+        PrivacyBudget(path)
+
+
+# -- Many at a time ----------------------------------------------------------------------------------------------------
+
+
+def _charge_until_refused(path, number):
+    budget, charged = PrivacyBudget(path), 0
+    for _ in range(20):
+        try:
+            budget.charge(plan(0.3), f"run {number}")
+            charged += 1
+        except PrivacyBudgetError:
+            pass
+    return charged
+
+
+def test_processes_and_threads_never_charge_more_than_there_is(path):
+    allowed = int(gaussian_rho(1.0, 1e-6) / gaussian_rho(0.3, 1e-6))
+    PrivacyBudget(path, eps=1.0, delta=1e-6)
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        counts = pool.starmap(_charge_until_refused, [(path, 0), (path, 1)])
+    assert sum(counts) == allowed
+    assert len(PrivacyBudget(path).charges) == allowed
+
+
+def test_threads_that_share_one_budget_never_charge_more_than_there_is(path):
+    budget = PrivacyBudget(path, eps=1.0, delta=1e-6)
+    refused = []
+
+    def charge():
+        for _ in range(10):
+            try:
+                budget.charge(plan(0.3), "run")
+            except PrivacyBudgetError:
+                refused.append(1)
+
+    threads = [threading.Thread(target=charge) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(budget.charges) == 40 - len(refused) == int(gaussian_rho(1.0, 1e-6) / gaussian_rho(0.3, 1e-6))
+
+
+def test_two_kernels_that_both_would_fit_alone_cannot_both_run(path):
+    """Both pass the check beforehand; the second is refused when it asks for its first noise."""
+    budget = PrivacyBudget(path, eps=1.0, delta=1e-6)
+    ledgers = [Ledger(NoiseSource()) for _ in range(2)]
+    for ledger in ledgers:
+        budget.require(plan(0.9))
+        ledger.commit(plan(0.9), charge=lambda plan: budget.charge(plan, "run"))
+    granted, _ = ledgers[0].grant({"ratio": Request(1, (1,))}, 0, 50, b"")
+    assert granted
+    with pytest.raises(PrivacyBudgetError, match=r"after 1 run\(s\)"):
+        ledgers[1].grant({"ratio": Request(1, (1,))}, 0, 50, b"")
+    assert ledgers[1].untouched
+    ledgers[0].grant({"ratio": Request(1, (1,))}, 0, 50, b"")
+    assert len(budget.charges) == 1
+
+
+def test_a_charge_that_is_not_written_is_not_granted(path, monkeypatch):
+    """A mutation of the order: were noise drawn first, it would be out although the disk is full."""
+    budget = PrivacyBudget(path, eps=1.0, delta=1e-6)
+    ledger = Ledger(NoiseSource())
+    ledger.commit(plan(0.9), charge=lambda plan: budget.charge(plan, "run"))
+
+    def full(*args):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(numpyro_dp.budget.os, "fsync", full)
+    monkeypatch.setattr(NoiseSource, "draw", lambda *args: pytest.fail("noise was drawn"))
+    with pytest.raises(OSError, match="no space"):
+        ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")
+    assert ledger.untouched
