@@ -1,6 +1,7 @@
 """Differentially private MCMC for NumPyro."""
 
 from numpyro_dp.arviz import to_arviz
+from numpyro_dp.auditing import AuditResult, audit
 from numpyro_dp.budget import PrivacyBudget
 from numpyro_dp.families import ExponentialFamily
 from numpyro_dp.kernels.barker import DPBarker
@@ -26,6 +27,7 @@ __all__ = [
     "DPSGLD",
     "DPSGNHT",
     "MCMC",
+    "AuditResult",
     "DPBarker",
     "DPExponentialFamily",
     "DPPenalty",
@@ -37,6 +39,7 @@ __all__ = [
     "PrivacyBudgetError",
     "PrivacyReport",
     "UnsupportedModelError",
+    "audit",
     "decreasing_steps",
     "to_arviz",
 ]

@@ -9,7 +9,7 @@ costs must add up although they are chosen adaptively. For Gaussian releases the
 bounded beforehand, all releases together are no worse than one Gaussian release of that rho (Smith and Thakurta 2022,
 "Fully adaptive composition for Gaussian differential privacy"). Other releases (batches, accept bits) are charged
 with the eps and delta of their run to a part of the budget that is set aside for them when the file is made, in which
-eps and delta add up (Rogers, Roth, Ullman and Vadhan 2016, "Privacy odometers and filters", Theorem 3.1). The parts are
+eps and delta add up (Rogers, Roth, Ullman and Vadhan 2016, "Privacy odometers and filters"). The parts are
 fixed beforehand, and basic composition adds them up (Lyu 2022, "Composition theorems for interactive differential
 privacy").
 

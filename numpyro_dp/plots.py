@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from numpyro_dp.auditing import AuditResult
+
 _COLOURS = (
     "#9a9a9a",
     "#0072b2",
@@ -77,6 +79,39 @@ def plot_posteriors(
         title_fontsize=8.5,
         alignment="left",
     )
+    return figure
+
+
+def plot_audit(result: "AuditResult") -> "Figure":
+    """Errors of the guess in an audit, beside the fewest that the claimed guarantee allows.
+
+    :param result: from `numpyro_dp.audit`.
+    :return: the figure; ``figure.savefig(path)`` writes it.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("pictures need matplotlib: pip install 'numpyro_dp[plots]'") from error
+    first, second = result.scores
+    thresholds = np.unique(np.quantile(np.concatenate(result.scores), np.linspace(0, 1, 500)))
+    false_positives = np.array([1.0, *(np.mean(second > t) for t in thresholds)])
+    false_negatives = np.array([0.0, *(np.mean(first <= t) for t in thresholds)])
+    alpha = np.linspace(0, 1, 500)
+    allowed = result.trade_off(alpha)
+    figure = Figure(figsize=(5, 4.8), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    axes.fill_between(alpha, 0, allowed, color=_COLOURS[0], alpha=0.35, linewidth=0, label="ruled out by the claim")
+    axes.plot(alpha, allowed, color=_COLOURS[0], linewidth=1.2)
+    axes.plot(alpha, 1 - alpha, color="#444444", linewidth=0.8, linestyle=":", label="guessing blindly")
+    axes.plot(false_positives, false_negatives, color=_COLOURS[1], linewidth=1.8, label="this audit's guess")
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="false positives", ylabel="false negatives", aspect="equal")
+    axes.set_title(
+        f"claimed: eps {result.eps:.3g} at delta {result.delta:.2g}\n"
+        f"found: at least {result.eps_lower:.3g} (confidence {result.confidence:.5g})",
+        fontsize=10,
+        loc="left",
+    )
+    axes.legend(frameon=False, fontsize=9)
     return figure
 
 

@@ -23,7 +23,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from scipy.stats import beta
 
 import numpyro_dp.clipping
 import numpyro_dp.noise
@@ -39,6 +38,7 @@ from numpyro_dp import (
     PoissonBatches,
 )
 from numpyro_dp.accounting import composed_eps
+from numpyro_dp.auditing import guess
 from numpyro_dp.ledger import Ledger, Releases
 from numpyro_dp.mechanisms import Gaussian, PoissonGaussian
 from numpyro_dp.noise import NoiseSource
@@ -55,46 +55,8 @@ FAR, NOTHING = 1e6, np.nan
 
 
 def empirical_eps(first: np.ndarray, second: np.ndarray, delta: float) -> float:
-    """A lower bound on the eps at `delta` of whatever drew these samples on two tables; the larger of both directions.
-
-    Any event E gives ``eps >= log((P(E on one) - delta) / P(E on the other))``. Events are half-spaces: on the
-    first third of the samples a linear discriminant and a threshold are chosen, on the others the probabilities are
-    bounded (Clopper and Pearson).
-
-    :param first, second: samples, shape (n,) or (n, features).
-    """
-    first, second = (np.asarray(x, float).reshape(len(x), -1) for x in (first, second))
-    assert np.isfinite(first).all()
-    assert np.isfinite(second).all()
-    train = len(first) // 3
-    direction = _discriminant(first[:train], second[:train])
-    a, b = first @ direction, second @ direction
-    return max(_directed(a, b, train, delta), _directed(-b, -a, train, delta))
-
-
-def _discriminant(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Fisher's linear discriminant; of noise-free combinations nearly all the weight."""
-    spread = np.std(np.concatenate([first, second]), 0)
-    scale = np.where(spread > 0, spread, 1.0)
-    within = np.atleast_2d(np.cov(first / scale, rowvar=False) + np.cov(second / scale, rowvar=False))
-    gap = (first.mean(0) - second.mean(0)) / scale
-    return np.linalg.solve(within + 1e-12 * np.eye(len(gap)), gap) / scale
-
-
-def _directed(first: np.ndarray, second: np.ndarray, train: int, delta: float) -> float:
-    """The bound from an event ``{x > threshold}`` that is the likelier on the first table."""
-
-    def bound(a: np.ndarray, b: np.ndarray, threshold: Any) -> np.ndarray:
-        hits_a, hits_b = (len(x) - np.searchsorted(np.sort(x), threshold, side="right") for x in (a, b))
-        lowest = np.nan_to_num(beta.ppf(ERROR / 2, hits_a, len(a) - hits_a + 1))  # NaN without a hit
-        highest = np.nan_to_num(beta.ppf(1 - ERROR / 2, hits_b + 1, len(b) - hits_b), nan=1.0)
-        return np.log(np.maximum(lowest - delta, 1e-300) / highest)
-
-    candidates = np.unique(np.quantile(np.concatenate([first[:train], second[:train]]), np.linspace(0, 1, 400)))
-    # Between two values where there are few of them, as with a bit.
-    candidates = (candidates[1:] + candidates[:-1]) / 2 if len(candidates) > 1 else candidates
-    best = candidates[np.argmax(bound(first[:train], second[:train], candidates))]
-    return float(bound(first[train:], second[train:], best))
+    """A lower bound on the eps at `delta` of whatever drew these samples on two tables."""
+    return guess(first, second, delta, 2 * ERROR)[1]
 
 
 @pytest.mark.parametrize("shift", [0.5, 1.0, 2.0])

@@ -1,0 +1,233 @@
+"""`numpyro_dp.audit`: whole runs, told apart on two tables; and the mistakes that it must find.
+
+Bounds hold with a confidence of ``1 - 1e-5``, so that an honest kernel is accused once in a hundred thousand tests.
+"""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_dp.clipping
+import numpyro_dp.noise
+from numpyro_dp import DPHMC, DPSGHMC, DPSGLD, DPSGNHT, AuditResult, DPBarker, DPExponentialFamily, DPPenalty, audit
+from numpyro_dp.kernels.base import DPKernel
+from numpyro_dp.kernels.stochastic_gradient import StochasticGradientKernel
+from numpyro_dp.noise import NoiseSource
+from numpyro_dp.preparation import Preparation
+from numpyro_dp.subsampling import PoissonBatches
+
+DELTA = 0.05
+CONFIDENCE = 1 - 1e-5
+FAR, NOTHING = 1e6, np.nan  # rows of NaN contribute nothing
+UP, DOWN = (np.array([value, NOTHING], np.float32) for value in (FAR, -FAR))
+
+
+def model(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
+def langevin(**options):
+    return lambda: DPSGLD(model, eps=2.0, delta=DELTA, step_size=0.02, clip_grad=1.0, **options)
+
+
+def run(make, table=UP, neighbor=DOWN, **options):
+    settings = {"num_warmup": 1, "num_samples": 3, "num_chains": 2, "trials": 2_000, "confidence": CONFIDENCE}
+    return audit(make, (table,), (neighbor,), **{**settings, **options})
+
+
+def test_a_run_gives_away_nearly_what_it_claims_and_no_more():
+    """Two chains, warmup included: the guess is the best there is, and finds most of the eps."""
+    found = run(langevin())
+    assert found.holds
+    assert 0.4 * found.eps < found.eps_lower < found.eps
+    assert found.eps == pytest.approx(2.0)
+    assert re.search(r"1334 \+ 1334 runs.*at least \d\.\d+ .*below the claim of 2", str(found))
+    alpha = np.linspace(0, 1, 21)
+    allowed = found.trade_off(alpha)
+    missed = np.array([np.mean(found.scores[0] <= np.quantile(found.scores[1], 1 - a)) for a in alpha])
+    assert np.all(allowed <= 1 - alpha + 1e-12)
+    assert np.all(missed > allowed - 5 * np.sqrt(0.25 / len(found.scores[0])))
+
+
+def test_the_picture_shows_the_claim_and_the_guess():
+    figure = run(langevin(), trials=300).plot()
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "ruled out by the claim",
+        "guessing blindly",
+        "this audit's guess",
+    ]
+    assert "claimed: eps 2 at delta 0.05" in axes.get_title(loc="left")
+
+
+KERNELS = {
+    "penalty": lambda: DPPenalty(model, eps=2.0, delta=DELTA, step_size=0.5, clip_ratio=1.0, guided=True),
+    "penalty_poisson": lambda: DPPenalty(
+        model, eps=2.0, delta=DELTA, step_size=0.5, clip_ratio=0.2, batch_size=PoissonBatches(rate=0.5)
+    ),
+    "hmc": lambda: DPHMC(model, eps=2.0, delta=DELTA, step_size=0.3, num_steps=2, clip_ratio=1.0, clip_grad=1.0),
+    "hmc_reuse": lambda: DPHMC(model, eps=2.0, delta=DELTA, step_size=0.3, leapfrog="reuse", clip_grad=1.0),
+    "barker": lambda: DPBarker(model, eps=5.0, delta=DELTA, step_size=0.1, clip_ratio=1.0),
+    "sgnht": lambda: DPSGNHT(model, eps=2.0, delta=DELTA, step_size=0.05, clip_grad=1.0),
+    "sghmc": lambda: DPSGHMC(model, eps=2.0, delta=DELTA, step_size=0.05, num_steps=2, clip_grad=1.0),
+    "sgld_add": langevin(neighboring_relation="add_or_remove_one"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
+def test_runs_of_every_kernel_stay_below_their_claim(name):
+    neighbor = DOWN[1:] if name.endswith("_add") else DOWN
+    found = run(KERNELS[name], neighbor=neighbor)
+    print(f"{name}: {found}")
+    assert found.holds
+
+
+@pytest.mark.slow
+def test_a_run_on_sufficient_statistics_stays_below_its_claim():
+    def make():
+        return DPExponentialFamily(model, eps=2.0, delta=DELTA, step_size=0.5, bounds=(-1.0, 1.0), guided=True)
+
+    found = run(make, np.array([1.0, 0.0], np.float32), np.array([-1.0, 0.0], np.float32))
+    print(found)
+    assert found.holds
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared_surveys")
+def test_preparations_stay_below_their_claim_and_half_the_noise_is_noticed(monkeypatch):
+    """Everything that a preparation finds, against one row that pulls wherever it can."""
+    rows = np.random.default_rng(0).normal(size=60).astype(np.float32)
+    table, neighbor = (np.append(rows, np.float32(value)) for value in (30.0, -30.0))
+
+    def make():
+        options = Preparation(mode="surrogate", force=True)
+        return DPHMC(model, eps=3.0, delta=DELTA, prepare=options)
+
+    found = run(make, table, neighbor, trials=600)
+    print(found)
+    assert 0 < found.eps_lower < found.eps
+
+
+@pytest.mark.slow
+def test_half_the_noise_is_noticed(monkeypatch):
+    exact = NoiseSource.draw
+
+    def halved(self, *arguments):
+        hi, lo = exact(self, *arguments).astype(np.int64)
+        steps = ((hi << 24) + lo) // 2
+        return np.stack([steps >> 24, steps & (2**24 - 1)]).astype(np.int32)
+
+    monkeypatch.setattr(NoiseSource, "draw", halved)
+    found = run(langevin())
+    assert not found.holds
+    assert "ABOVE THE CLAIM" in str(found)
+
+
+@pytest.mark.slow
+def test_a_clip_that_is_left_out_is_noticed(monkeypatch):
+    monkeypatch.setattr(
+        numpyro_dp.clipping,
+        "_scalar_steps",
+        lambda values, bound: jnp.round(jnp.nan_to_num(values * (numpyro_dp.clipping.GRID / bound))).astype(jnp.int32),
+    )
+    kernel = KERNELS["penalty"]
+    assert not run(kernel, *(np.array([value, NOTHING], np.float32) for value in (20, -20))).holds
+
+
+@pytest.mark.slow
+def test_the_wrong_relation_is_noticed(monkeypatch):
+    monkeypatch.setattr(numpyro_dp.noise, "sensitivity_steps", lambda relation: numpyro_dp.clipping.GRID)
+    assert not run(langevin()).holds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("uncounted", ["chains", "warmup"])
+def test_iterations_that_are_not_planned_for_are_noticed(uncounted, monkeypatch):
+    """Of two chains one, or of four iterations only those after warmup."""
+    exact = StochasticGradientKernel._releases
+
+    def forgetful(self, num_iterations, num_chains, resumed=False):
+        if uncounted == "chains":
+            return exact(self, num_iterations, 1, resumed)
+        return exact(self, num_iterations - 3, num_chains, resumed)
+
+    monkeypatch.setattr(StochasticGradientKernel, "_releases", forgetful)
+    monkeypatch.setattr("numpyro_dp.auditing._Repeated.grant", _unlimited)
+    assert not run(langevin(), num_warmup=3, num_samples=1).holds
+
+
+def _unlimited(self, requests, iteration, *others):
+    """As if the ledger did not look either."""
+    plan = self._plan
+    kinds = {name: kind._replace(counts=(10**9,) * len(kind.counts)) for name, kind in plan.kinds.items()}
+    self._plan = dataclasses.replace(plan, kinds=kinds)
+    try:
+        return super(type(self), self).grant(requests, iteration, *others)
+    finally:
+        self._plan = plan
+
+
+@pytest.mark.slow
+def test_the_same_noise_in_all_iterations_is_noticed(monkeypatch):
+    """The row pulls in the first iteration and does not later, so that a difference is free of noise."""
+    drawn = {}
+    exact = NoiseSource.draw
+
+    def repeated(self, shape, mechanism, relation, nonce):
+        drawn["count"] = drawn.get("count", -1) + 1
+        chain = drawn["count"] % 2_000
+        if drawn["count"] < 2_000 or drawn["count"] % 8_000 < 2_000:
+            drawn[chain] = exact(self, shape, mechanism, relation, nonce)
+        return drawn[chain]
+
+    tables = np.array([FAR, NOTHING], np.float32), np.array([-99, NOTHING], np.float32)
+    start = {"mu": jnp.asarray(-100.0)}
+
+    def make():
+        return DPSGLD(model, eps=2.0, delta=DELTA, step_size=0.02, clip_grad=0.5)
+
+    options = {"num_chains": 1, "init_params": start, "num_warmup": 0, "num_samples": 4}
+    assert run(make, *tables, **options).holds
+    monkeypatch.setattr(NoiseSource, "draw", repeated)
+    assert not run(make, *tables, **options).holds
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"confidence": 1.0}, ValueError, "confidence must lie"),
+        ({"trials": 10}, ValueError, "at least 100 trials"),
+    ],
+)
+def test_settings_that_prove_nothing_are_refused(change, error, message):
+    with pytest.raises(error, match=message):
+        run(langevin(), **change)
+
+
+def test_what_is_no_kernel_or_no_table_is_named():
+    with pytest.raises(TypeError, match="must return a private kernel"):
+        audit(lambda: model, (UP,), (DOWN,))
+    kernel = langevin()()
+    with pytest.raises(ValueError, match="a new kernel each time"):
+        audit(lambda: kernel, (UP,), (DOWN,))
+    with pytest.raises(TypeError, match="tuple or the dict"):
+        audit(langevin(), UP, DOWN)
+    with pytest.raises(ValueError, match="claims for the two tables differ"):
+        audit(lambda: DPSGLD(model, eps=1.0, step_size=0.01), (UP,), (np.append(UP, 1),), trials=100)
+
+
+def test_tables_may_be_given_by_keyword():
+    found = audit(langevin(), {"y": UP}, {"y": DOWN}, trials=200, num_samples=2)
+    assert isinstance(found, AuditResult)
+    assert issubclass(DPSGLD, DPKernel)
+    assert len(found.scores[0]) == 200 - 200 // 3
+    assert jax.tree.leaves(found.scores)[0].shape == (134,)
