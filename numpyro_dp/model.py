@@ -92,6 +92,20 @@ class SeparableModel:
     prototype: dict[str, np.ndarray]
 
     @property
+    def of_rows(self) -> "SeparableModel":
+        """The model row by row; see `numpyro_dp.units`."""
+        return self
+
+    @property
+    def rows_per_unit(self) -> int:
+        """Rows that one protected unit has at most."""
+        return 1
+
+    def per_unit(self, density: Callable[[jax.Array, tuple], jax.Array]) -> Callable[[jax.Array, tuple], jax.Array]:
+        """From a row's density to that of a protected unit's rows together."""
+        return density
+
+    @property
     def num_params(self) -> int:
         """Length of the flat vector of unconstrained parameters."""
         return ravel_pytree(self.prototype)[0].size

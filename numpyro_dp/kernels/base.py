@@ -32,6 +32,7 @@ from numpyro_dp.model import SeparableModel, released_model, separate
 from numpyro_dp.noise import GridNoise, NoiseSource
 from numpyro_dp.report import PrivacyReport, round_up
 from numpyro_dp.subsampling import AllRows, Batch, Batches, as_batches
+from numpyro_dp.units import group_rows
 
 DEFAULT_CLIP = 1.0
 """For rows whose log densities have slopes of about 1 in unconstrained space; the report says where it was used."""
@@ -94,6 +95,8 @@ class KernelOptions(TypedDict, total=False):
     :param init_strategy: NumPyro's; default ``init_to_median`` of the prior.
     :param row_plate: the plate whose members are protected. Default: that of the observed sites.
     :param private_args: names of the arguments that hold rows. Default: arrays as long as the row plate.
+    :param unit: whose each row is, if one person has many: integers, shape (n,), or the name of the model's argument
+        that says so; public. What a unit's rows do together is clipped. See `numpyro_dp.units`.
     :param owners: for rows that belong to several data owners: each row's owner as integers from 0 (public), or an
         exchange such as `numpyro_dp.owners.JaxProcesses` in the process of each owner. See `numpyro_dp.owners`.
     :param budget: `numpyro_dp.PrivacyBudget` of the table, which the whole plan is charged to before the first release.
@@ -109,6 +112,7 @@ class KernelOptions(TypedDict, total=False):
     init_strategy: Callable | None
     row_plate: str | None
     private_args: Sequence[str] | None
+    unit: Any
     owners: Any
     budget: PrivacyBudget | None
     noise_seed: int | None
@@ -206,6 +210,7 @@ class DPKernel(MCMCKernel, Algorithm):
         init_strategy: Callable | None = None,
         row_plate: str | None = None,
         private_args: Sequence[str] | None = None,
+        unit: Any = None,
         owners: Any = None,
         budget: PrivacyBudget | None = None,
         noise_seed: int | None = None,
@@ -228,6 +233,7 @@ class DPKernel(MCMCKernel, Algorithm):
         if not 0 < target_accept_prob < 1:
             raise ValueError(f"target_accept_prob must lie strictly between 0 and 1, got {target_accept_prob}")
         _check_power(power, n0, neighboring_relation)
+        _check_unit(unit, n0, owners, neighboring_relation)
         self._model = model
         self._eps, self._delta = eps, delta
         self._noise_multipliers = dict(noise_multipliers)
@@ -242,7 +248,7 @@ class DPKernel(MCMCKernel, Algorithm):
         self._adapt_step_size, self._adapt_mass_matrix = adapt_step_size, adapt_mass_matrix
         self._target_accept_prob = target_accept_prob
         self._init_strategy = init_to_median if init_strategy is None else init_strategy
-        self._row_plate, self._private_args = row_plate, private_args
+        self._row_plate, self._private_args, self._unit = row_plate, private_args, unit
         self._owners = self._known_owners(owners)
         if budget is not None and not isinstance(budget, PrivacyBudget):
             raise TypeError(f"budget must be a numpyro_dp.PrivacyBudget, got {budget!r}; the number is `eps`")
@@ -403,11 +409,20 @@ class DPKernel(MCMCKernel, Algorithm):
         """What a report says about the table. Under add/remove no shape of it: the number of rows is private."""
         shapes = self._neighboring_relation == "replace_one"
         return {
-            "unit": "row of " + (f"plate '{separated.row_plate}'" if separated.row_plate else "the table"),
+            "unit": self._describe_unit(separated),
             "public_arguments": tuple(map(str, separated.public_arguments())),
             "private_arguments": tuple(str(a) if shapes else a.name for a in separated.private_arguments()),
             "dropped_sites": dict(separated.dropped_sites),
         }
+
+    def _describe_unit(self, separated: SeparableModel) -> str:
+        row = "row of " + (f"plate '{separated.row_plate}'" if separated.row_plate else "the table")
+        if self._unit is None:
+            return row
+        name = f"unit '{self._unit}'" if isinstance(self._unit, str) else "unit"
+        return (
+            f"{name} with all of its rows ({separated.num_rows} units, with up to {separated.rows_per_unit} rows each)"
+        )
 
     def _describe_noise(self, plan: Plan) -> str:
         if not plan.private:
@@ -491,7 +506,9 @@ class DPKernel(MCMCKernel, Algorithm):
                 f"{names} stayed at the default of {DEFAULT_CLIP:g}, not chosen for this model: privacy holds, but "
                 "rows may be clipped, and nobody has looked"
             )
-        if plan.neighboring_relation == "replace_one":
+        if self._unit is not None:
+            assumptions.append("which rows belong to which unit is public")
+        elif plan.neighboring_relation == "replace_one":
             assumptions.append("the number of rows is public")
         return tuple(assumptions)
 
@@ -559,7 +576,10 @@ class DPKernel(MCMCKernel, Algorithm):
             "_num_iterations",
             "_num_chains",
         }  # the plan has the last two
-        return sorted(item for item in vars(self).items() if isinstance(item[1], plain) and item[0] not in other)
+        found = {name: value for name, value in vars(self).items() if isinstance(value, plain) and name not in other}
+        if self._unit is not None:
+            found["_unit"] = self._unit if isinstance(self._unit, str) else np.asarray(self._unit).tobytes()
+        return sorted(found.items())
 
     def _power(self, num_rows: int) -> float:
         """Exponent of the likelihood."""
@@ -818,6 +838,8 @@ class DPKernel(MCMCKernel, Algorithm):
         separated = self._known(args, kwargs)
         if separated is None:
             separated = separate(self._model, args, kwargs, self._row_plate, self._private_args)
+            if self._unit is not None:
+                separated = group_rows(separated, self._unit, args, kwargs)
             self._separated[_signature(args, kwargs)] = separated
         return separated
 
@@ -896,6 +918,17 @@ def _check_power(power: float, n0: float | None, neighboring_relation: str) -> N
             raise ValueError(f"n0 must be positive, got {n0}")
         if neighboring_relation == "add_or_remove_one":
             raise ValueError("n0 needs n, which is private under 'add_or_remove_one': give power")
+
+
+def _check_unit(unit: Any, n0: float | None, owners: Any, neighboring_relation: str) -> None:
+    if unit is None:
+        return
+    if neighboring_relation == "add_or_remove_one":
+        raise ValueError("unit tells n, which is private under 'add_or_remove_one'")
+    if n0 is not None:
+        raise ValueError("n0 counts rows, and with a unit those of one person count together: give power")
+    if owners is not None:
+        raise ValueError("unit and owners cannot be combined")
 
 
 def _check_budget(eps, delta, noise_multipliers: Mapping[str, float | None], neighboring_relation: str) -> None:

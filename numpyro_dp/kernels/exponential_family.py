@@ -76,6 +76,8 @@ class DPExponentialFamily(DPKernel):
             step_size=step_size,
             **only(MetropolisOptions, options),
         )
+        if self._unit is not None:
+            raise ValueError("sufficient statistics are bounded row by row: use another kernel with unit")
         if guided and self._dense_mass and not one_component:
             raise ValueError("the guided walk has a direction for each component: it needs a diagonal mass matrix")
         if hasattr(self._owners, "exchange") and not self._counts_rows:

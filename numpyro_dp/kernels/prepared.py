@@ -213,7 +213,8 @@ class PreparedKernel(DPKernel):
     def _run_preparation(self, options: Preparation, separated: SeparableModel, args: tuple, kwargs: dict) -> Chain:
         plan, power = self._ledger.plan, self._power(separated.num_rows)
         rho = _rho(plan.kinds)
-        cut = find_cut(separated, args, kwargs)
+        cut = find_cut(separated.of_rows, args, kwargs)
+        cut = dataclasses.replace(cut, row_log_density=separated.per_unit(cut.row_log_density))
         if not options.force and plan.num_rows is not None:
             require_hope(cut.size, plan.num_rows / power, rho, options, plan.eps)
         counts = {kind: sum(shares.counts) for kind, shares in preparation_releases(options).items()}

@@ -131,6 +131,7 @@ class PrivateTarget:
         self.num_params = separated.num_params
         self.power = power
         self.num_rows = separated.num_rows
+        self._rows_per_unit = separated.rows_per_unit
         self._traced = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, jax.core.Tracer)]
         with self._once():
             self._rows = separated.rows(args, kwargs)
@@ -209,7 +210,7 @@ class PrivateTarget:
             ``2 * power * bound * m`` (replace-one) must be 1, the scale of the noise.
         """
         self._require_all_rows()
-        total = clipped_sum(self._row_log_ratio(z, z_new), self._rows, bound)
+        total = clipped_sum(self._row_log_ratio(z, z_new), self._rows, bound, self._rows_per_unit)
         if isinstance(total, UnclippedSum) or draw.noise is None:
             raise TypeError("a bit is private only with a clip bound and with noise")
         return release_bit(total, draw.noise, threshold / self.power)
@@ -303,7 +304,7 @@ class PrivateTarget:
         values = jax.lax.map(
             lambda row: per_row(tuple(part[None] for part in row)),
             self._rows,
-            batch_size=min(self._rows[0].shape[0], chunk_rows(width)),
+            batch_size=min(self._rows[0].shape[0], chunk_rows(width * self._rows_per_unit)),
         )
         # Centred indicators have half the norm; but where n is private it may not be added back.
         centre = 0.5 if self._relation == "replace_one" else 0.0
@@ -350,7 +351,7 @@ class PrivateTarget:
     ) -> ClippedSum | UnclippedSum:
         size = None if batch is None else batch.size
         owners = self._owners if isinstance(self._owners, OwnerIndex) else None
-        return clipped_sum(per_row, self._batch_rows(batch), bound, width, size, owners)
+        return clipped_sum(per_row, self._batch_rows(batch), bound, width * self._rows_per_unit, size, owners)
 
     def _release(self, draw: Draw, total: ClippedSum | UnclippedSum) -> Released:
         self._require_noise(draw.noise)

@@ -1,0 +1,104 @@
+"""A unit other than the row: a person, a household, a hospital visit's owner, with many rows.
+
+All rows of a unit are taken together: their log densities are added up before anything is clipped, so that the clip
+bounds what the unit as a whole can do. To the rest of the package a unit then *is* a row.
+
+Which rows are whose is public here, and with it how many each unit has: neighbouring tables differ in the content of
+one unit's rows.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dp.arguments import name_leaves
+from numpyro_dp.model import SeparableModel
+
+MOST_PADDING = 8
+"""Units are laid out with as many places as the largest needs; so many times the table's rows at most."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class UnitModel(SeparableModel):
+    """A model whose "rows" are units. `num_rows` is their number.
+
+    :ivar row_model: the same model, row by row.
+    :ivar index: rows of each unit, shape (units, most rows of one); repeated where a unit has fewer.
+    :ivar present: which of these places are rows, same shape.
+    """
+
+    row_model: SeparableModel
+    index: np.ndarray
+    present: np.ndarray
+
+    @property
+    def of_rows(self) -> SeparableModel:
+        return self.row_model
+
+    @property
+    def rows_per_unit(self) -> int:
+        return self.index.shape[1]
+
+    def rows(self, args: tuple, kwargs: dict) -> tuple[jax.Array, ...]:
+        """The private leaves, units and their rows on the leading axes; and which of the places are rows."""
+        return (*(leaf[self.index] for leaf in super().rows(args, kwargs)), jnp.asarray(self.present))
+
+    def row_log_density(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple], jax.Array]:
+        """The function ``(flat z, slices of `rows` for one unit) -> log p(all of its rows | z)``."""
+        return self.per_unit(super().row_log_density(args, kwargs))
+
+    def per_unit(self, density: Callable[[jax.Array, tuple], jax.Array]) -> Callable[[jax.Array, tuple], jax.Array]:
+        def total(z: jax.Array, unit: tuple) -> jax.Array:
+            *rows, present = (part[0] for part in unit)
+            each = jax.vmap(lambda *row: density(z, tuple(part[None] for part in row)))(*rows)
+            return jnp.sum(jnp.where(present, each, 0))
+
+        return total
+
+
+def group_rows(separated: SeparableModel, unit: Any, args: tuple, kwargs: dict) -> UnitModel:
+    """The model with units in the place of rows.
+
+    :param unit: whose each row is: integers (or other values that can be compared), shape (n,); or the name of the
+        model's argument that says so.
+    :raises ValueError: if it is neither, or if sizes differ too much.
+    """
+    ids = _values(separated, unit, args, kwargs)
+    _, number, sizes = np.unique(ids, return_inverse=True, return_counts=True)
+    units, most = len(sizes), int(np.max(sizes))
+    if units < 2:
+        raise ValueError("unit says that all rows belong to one and the same: there is nobody to hide among")
+    if units * most > MOST_PADDING * len(ids):
+        raise ValueError(
+            f"the largest unit has {most} of {len(ids)} rows, and the mean of the {units} units is "
+            f"{len(ids) / units:.3g}: all would need as much room as the largest. Keep fewer rows of the largest units"
+        )
+    order = np.argsort(number, kind="stable")
+    first = np.cumsum(sizes) - sizes
+    place = np.arange(most)
+    present = place < sizes[:, None]
+    index = order[first[:, None] + np.where(present, place, 0)]  # its own first row where it has no more
+    fields = {field.name: getattr(separated, field.name) for field in dataclasses.fields(SeparableModel)}
+    return UnitModel(**{**fields, "num_rows": units}, row_model=separated, index=index, present=present)
+
+
+def _values(separated: SeparableModel, unit: Any, args: tuple, kwargs: dict) -> np.ndarray:
+    described = "unit"
+    if isinstance(unit, str):
+        names = [argument.name for argument in name_leaves(separated.model, args, kwargs)]
+        if unit not in names:
+            raise ValueError(f"unit={unit!r} names no argument of the model: {', '.join(names)}")
+        described, unit = f"unit={unit!r}", jax.tree.leaves((args, kwargs))[names.index(unit)]
+    if isinstance(unit, jax.core.Tracer):
+        raise ValueError(f"{described} is public, and must be known before the run: pass it as an array")
+    values = np.asarray(unit)
+    if values.shape != (separated.num_rows,) or np.issubdtype(values.dtype, np.inexact):
+        raise ValueError(
+            f"{described} must say whose each of the {separated.num_rows} rows is, as integers of shape "
+            f"({separated.num_rows},); got shape {values.shape}, {values.dtype}"
+        )
+    return values

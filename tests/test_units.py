@@ -1,0 +1,224 @@
+"""A unit with many rows: what its rows do together is clipped, and the guarantee is that of the unit."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpyro.infer.util import log_density
+
+from numpyro_dp import DPHMC, DPSGLD, MCMC, DPBarker, DPExponentialFamily, DPPenalty, audit
+from numpyro_dp.clipping import GRID, clipped_sum
+from numpyro_dp.kernels.survey import Frame, Survey
+from numpyro_dp.model import separate
+from numpyro_dp.preparation import Preparation
+from numpyro_dp.units import group_rows
+
+RNG = np.random.default_rng(3)
+N, D = 60, 2
+X = RNG.normal(size=(N, D)).astype(np.float32)
+Y = (RNG.random(N) < 0.5).astype(np.int32)
+PERSON = np.repeat(np.arange(20), [1, 2, 3, 4, 5] * 4)
+RNG.shuffle(PERSON)
+
+
+def model(X, y=None, person=None):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([D]).to_event(1))
+    with numpyro.plate("people", 20):
+        a = numpyro.sample("a", dist.Normal(0, 0.5))
+    with numpyro.plate("visits", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ b + a[person]), obs=y)
+
+
+ARGS, KWARGS = (X,), {"y": Y, "person": PERSON}
+
+
+def units(unit=PERSON):
+    return group_rows(separate(model, ARGS, KWARGS), unit, ARGS, KWARGS)
+
+
+def per_unit_values(grouped, z, args=ARGS, kwargs=KWARGS):
+    density = grouped.row_log_density(args, kwargs)
+    rows = grouped.rows(args, kwargs)
+    return np.array([density(z, tuple(part[k : k + 1] for part in rows)) for k in range(grouped.num_rows)])
+
+
+def test_a_unit_has_the_log_density_of_its_rows_and_all_of_them_that_of_the_table():
+    grouped = units()
+    z = jnp.asarray(np.random.default_rng(0).normal(size=grouped.num_params), jnp.float32)
+    found = per_unit_values(grouped, z)
+    of_rows = separate(model, ARGS, KWARGS)
+    density, rows = of_rows.row_log_density(ARGS, KWARGS), of_rows.rows(ARGS, KWARGS)
+    each = np.array([density(z, tuple(part[k : k + 1] for part in rows)) for k in range(N)])
+    np.testing.assert_allclose(found, [each[k == PERSON].sum() for k in range(20)], rtol=1e-5)
+    total = log_density(model, ARGS, KWARGS, of_rows.constrain(ARGS, KWARGS)(of_rows.unravel(z)))[0]
+    np.testing.assert_allclose(found.sum() + of_rows.log_prior(ARGS, KWARGS)(z), total, rtol=1e-5)
+
+
+def test_the_gradient_of_a_unit_is_that_of_its_rows_and_padding_adds_nothing():
+    grouped = units()
+    z = jnp.zeros(grouped.num_params)
+    density, rows = grouped.row_log_density(ARGS, KWARGS), grouped.rows(ARGS, KWARGS)
+    gradient = jax.vmap(lambda *unit: jax.grad(density)(z, tuple(part[None] for part in unit)))(*rows)
+    of_rows = separate(model, ARGS, KWARGS)
+    one = of_rows.row_log_density(ARGS, KWARGS)
+    each = jax.vmap(lambda *row: jax.grad(one)(z, tuple(part[None] for part in row)))(*of_rows.rows(ARGS, KWARGS))
+    np.testing.assert_allclose(gradient, [np.asarray(each)[k == PERSON].sum(0) for k in range(20)], atol=1e-5)
+
+
+hostile = st.sampled_from([0.0, 1.0, -3.0, 1e6, -1e30, np.inf, -np.inf, np.nan])
+
+
+@functools.cache
+def program():
+    """Clipped sums of ratios and gradients over units, in steps."""
+    grouped = units()
+    z, z_new = jnp.zeros(grouped.num_params), jnp.ones(grouped.num_params)
+
+    @jax.jit
+    def sums(X, bound):
+        density, rows = grouped.row_log_density((X,), KWARGS), grouped.rows((X,), KWARGS)
+        ratio = clipped_sum(lambda row: density(z_new, row) - density(z, row), rows, bound)
+        return ratio, clipped_sum(lambda row: jax.grad(density)(z, row), rows, bound)
+
+    return sums
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 19), st.lists(hostile, min_size=10, max_size=10), st.floats(0.01, 10))
+def test_replacing_all_rows_of_a_unit_moves_a_clipped_sum_by_its_sensitivity_at_most(who, values, bound):
+    changed = X.copy()
+    changed[who == PERSON] = np.resize(np.array(values, np.float32), (int(np.sum(who == PERSON)), D))
+
+    def steps(X):
+        return [np.asarray(t.hi, np.int64) * 2**24 + np.asarray(t.lo) for t in program()(X, bound)]
+
+    for first, second in zip(steps(X), steps(changed), strict=True):
+        assert np.linalg.norm((first - second).astype(float)) <= 2 * GRID
+
+
+def gaussian(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
+def test_a_row_that_is_not_a_number_silences_its_unit_only():
+    values = X[:, 0]
+    grouped = group_rows(separate(gaussian, (values,)), PERSON, (values,), {})
+    broken = values.copy()
+    broken[np.flatnonzero(PERSON == 4)[0]] = np.nan
+    before, after = (per_unit_values(grouped, jnp.ones(1), (table,), {}) for table in (values, broken))
+    assert np.flatnonzero(~np.isfinite(after)).tolist() == [4]
+    np.testing.assert_array_equal(np.delete(before, 4), np.delete(after, 4))
+
+
+def test_the_preparation_asks_units_too():
+    """Derivatives in the coordinates of the cut are clipped unit by unit."""
+    kernel = DPHMC(model, eps=5.0, unit="person", num_iterations=1, prepare=Preparation(mode="surrogate", force=True))
+    seen = []
+    bounds = Survey._find_bounds
+
+    def watched(self, rows, *others):
+        seen.append([part.shape for part in rows])
+        return bounds(self, rows, *others)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Survey, "_find_bounds", watched)
+        kernel.prepare(*ARGS, **KWARGS)
+    assert {shapes[0] for shapes in map(tuple, seen)} == {(20, 5, D)}
+    assert kernel.prepared.frame.center.shape == (22,)
+    survey = Survey(kernel._target(kernel._separate(ARGS, KWARGS), ARGS, KWARGS), kernel._chain._cut)
+    density = survey._cut.row_log_density
+    rows = kernel._separate(ARGS, KWARGS).rows(ARGS, KWARGS)
+    phi = Frame(np.zeros(22, np.float32), np.eye(22, dtype=np.float32)).center
+    alone = np.array([density(phi, tuple(part[k : k + 1] for part in rows)) for k in range(20)])
+    np.testing.assert_allclose(alone, -np.log(2) * np.bincount(PERSON), rtol=1e-5)  # of Bernoulli(1/2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DPPenalty(model, eps=2.0, step_size=0.05, clip_ratio=1.0, unit=PERSON),
+        lambda: DPPenalty(model, eps=2.0, step_size=0.05, batch_size=5, unit="person"),
+        lambda: DPHMC(model, eps=2.0, step_size=0.05, unit=list(PERSON)),
+        pytest.param(lambda: DPBarker(model, eps=2.0, step_size=0.05, unit=PERSON), marks=pytest.mark.slow),
+        pytest.param(lambda: DPSGLD(model, eps=2.0, batch_size=5, unit=PERSON), marks=pytest.mark.slow),
+    ],
+)
+def test_kernels_run_on_units_and_the_report_names_them(make):
+    mcmc = MCMC(make(), num_warmup=3, num_samples=4, progress_bar=False)
+    mcmc.run(jax.random.key(0), *ARGS, **KWARGS)
+    report = mcmc.privacy
+    assert report.num_rows == 20
+    assert report.delta == pytest.approx(0.1 / 20)
+    assert re.search(
+        r"replacing one unit( 'person')? with all of its rows \(20 units, with up to 5", report.guarantee()
+    )
+    assert "which rows belong to which unit is public" in report.assumptions
+    assert np.isfinite(mcmc.get_samples()["b"]).all()
+
+
+@pytest.mark.slow
+def test_an_audit_of_persons_holds_with_units_and_fails_without():
+    """Five rows that move together: five times the clip bound where each is clipped by itself."""
+
+    table, neighbor = (np.array([value] * 5 + [np.nan], np.float32) for value in (1e6, -1e6))
+
+    def found(unit):
+        def make():
+            return DPSGLD(gaussian, eps=1.0, delta=0.05, step_size=0.02, clip_grad=1.0, unit=unit)
+
+        return audit(make, (table,), (neighbor,), num_samples=3, trials=1500, confidence=1 - 1e-5)
+
+    assert found(np.array([0] * 5 + [1])).holds
+    assert not found(None).holds
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"unit": PERSON, "neighboring_relation": "add_or_remove_one", "delta": 1e-3}, "unit tells n"),
+        ({"unit": PERSON, "n0": 10}, "give power"),
+        ({"unit": PERSON, "owners": np.zeros(N, int)}, "cannot be combined"),
+    ],
+)
+def test_what_does_not_go_with_units_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        DPPenalty(model, eps=1.0, step_size=0.1, **options)
+    with pytest.raises(ValueError, match="row by row"):
+        DPExponentialFamily(model, eps=1.0, unit=PERSON)
+
+
+@pytest.mark.parametrize(
+    ("unit", "message"),
+    [
+        (PERSON[:-1], r"as integers of shape \(60,\); got shape \(59,\)"),
+        (PERSON.astype(float), "got shape .*float64"),
+        ("visitor", "names no argument of the model: X, person, y"),
+        ("X", r"unit='X' must say"),
+        (np.zeros(N, int), "nobody to hide among"),
+        (np.repeat([0, 1, 2], [58, 1, 1]), None),
+        (
+            np.repeat(np.arange(11), [50, *[1] * 10]),
+            r"the largest unit has 50 of 60 rows.*mean of the 11 units is 5.45",
+        ),
+    ],
+)
+def test_what_is_no_unit_is_named(unit, message):
+    if message is None:
+        assert units(unit).index.shape == (3, 58)
+        return
+    with pytest.raises(ValueError, match=message):
+        units(unit)
+
+
+def test_other_units_are_another_query_for_a_noise_seed():
+    one, other = (DPPenalty(model, eps=1.0, step_size=0.1, unit=u, noise_seed=1) for u in (PERSON, PERSON[::-1]))
+    assert one._settings() != other._settings()
