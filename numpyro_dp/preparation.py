@@ -15,8 +15,8 @@ cost follow one another, and ordinary adaptive composition holds (Dong, Roth and
 out when all goes well: its noisy derivatives are not lost, but combined with the later ones.
 
 Shares of the budget and thresholds (`Preparation`) come from a random search over all of them at once on simulated
-logistic, Poisson, negative binomial and Student-t regressions, where the optimum is flat; those of the last release,
-which matter most, from `Preparation.resolved`.
+logistic, Poisson, negative binomial and Student-t regressions, where the optimum is flat; the rounds' growth from
+`benchmarks/small_eps.py`; those of the last release, which matter most, from `Preparation.resolved`.
 """
 
 import dataclasses
@@ -123,8 +123,8 @@ class Preparation:
         the curvature gets the share h, and one from the curvature's noise, ``b / h``, which grows with the distance
         that is left to go: the best h is ``r / (1 + r)`` with ``r**2 = b / a``. With clip bounds of 2.5 and 3 times a
         typical row's derivatives in whitened coordinates, ``sqrt(size / n)`` and ``size / n``, and the distance that
-        the last round's noise leaves, ``r = 22 size**1.5 / (n sqrt(rho))``. Where r is small, little is needed to
-        locate, too.
+        the last round's noise leaves, ``r = 22 size**1.5 / (n sqrt(rho))``. Where r is large, more than a fifth for
+        the curvature did not pay (d = 20). Where it is small, little is needed to locate.
 
         :param size: number of parameters.
         :param num_rows: n over the power of the likelihood; None if n is private.
