@@ -47,6 +47,7 @@ class Charge:
     :ivar what: the kernel, and the label that it was given.
     :ivar eps, delta: the guarantee of that run alone.
     :ivar rho: its cost, if all of its releases are Gaussian; otherwise None, and `eps` and `delta` are the cost.
+    :ivar num_rows: of how many units the table was; None under add-or-remove-one, where it is private.
     :ivar time: when, in UTC.
     """
 
@@ -54,14 +55,16 @@ class Charge:
     eps: float
     delta: float
     rho: float | None
+    num_rows: int | None
     time: str
 
 
 class PrivacyBudget:
     """A budget for one table, in a file; pass it to every kernel that runs on that table.
 
-    The file is made if it is not there. It holds nothing about the table, so it must be you who uses one file for one
-    table, and for no other. Several processes on one machine may use it at the same time.
+    The file is made if it is not there. It holds nothing about the table but its number of rows (nor that under
+    add-or-remove-one), so it must be you who uses one file for one table, and for no other. Several processes on one
+    machine may use it at the same time.
 
     :param path: of the file.
     :param eps, delta: what all runs together may cost. Needed for a new file, and fixed by it.
@@ -168,11 +171,17 @@ class PrivacyBudget:
                 f"{self.path} is a budget under {self.neighboring_relation!r}, and this run is under "
                 f"{plan.neighboring_relation!r}; the costs of the two cannot be added up. Nothing was released"
             )
+        if charges and charges[0].num_rows != plan.num_rows:
+            raise PrivacyBudgetError(
+                f"the runs that were charged to {self.path} are on {charges[0].num_rows} units (rows, or persons with "
+                f"`unit=`), and this one is on {plan.num_rows}. A budget is for one table and one kind of unit: a part "
+                "of the rows that was chosen by their values is another table. Nothing was released"
+            )
         releases = flat_releases(plan.kinds)
         gaussian = plan.private and all(isinstance(mechanism, Gaussian) for mechanism, _ in releases)
         rho = math.fsum(count * (mechanism.rho or 0.0) for mechanism, count in releases) if gaussian else None
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        charge = Charge(what, plan.eps, plan.delta, rho, time)
+        charge = Charge(what, plan.eps, plan.delta, rho, plan.num_rows, time)
         if rho is not None:
             self._admit_gaussian(charge, rho, charges)
         else:

@@ -121,6 +121,18 @@ def test_the_other_relation_and_runs_without_noise_are_refused(path):
         fit(DPPenalty(model, eps=math.inf, step_size=0.1, budget=budget))
 
 
+def test_another_table_or_another_unit_is_refused(path):
+    """Guarantees for rows and for persons do not add up, nor does a choice of rows that depends on them."""
+    budget = PrivacyBudget(path, eps=3.0, delta=1e-2)
+    fit(DPPenalty(model, eps=0.5, step_size=0.1, budget=budget))
+    with pytest.raises(PrivacyBudgetError, match=r"on 50 units .* and this one is on 10"):
+        fit(DPPenalty(model, eps=0.5, step_size=0.1, budget=budget, unit=np.repeat(np.arange(10), 5)))
+    with pytest.raises(PrivacyBudgetError, match="and this one is on 20"):
+        mcmc = MCMC(DPPenalty(model, eps=0.5, step_size=0.1, budget=budget), num_warmup=1, num_samples=1)
+        mcmc.run(jax.random.key(0), X[:20])
+    assert len(budget.charges) == 1
+
+
 # -- Kernels that draw on it -------------------------------------------------------------------------------------------
 
 
