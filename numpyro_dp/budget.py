@@ -25,8 +25,8 @@ import hashlib
 import json
 import math
 import os
-import secrets
 import threading
+import uuid
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -237,7 +237,7 @@ class PrivacyBudget:
             {
                 "kind": "budget",
                 "format": FORMAT,
-                "id": secrets.token_hex(16),
+                "id": uuid.uuid4().hex,
                 "eps": float(eps),
                 "delta": float(delta),
                 "neighboring_relation": relation,

@@ -86,6 +86,7 @@ def test_what_is_left_counts_at_another_delta(path):
     assert budget.eps_spent == pytest.approx(1.0, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_release_that_is_not_gaussian_needs_a_part_of_its_own(path):
     budget = PrivacyBudget(path, eps=3.0, delta=1e-4, other=(2.0, 5e-5))
 
@@ -161,6 +162,7 @@ def test_kernels_charge_their_whole_plan_once_and_before_the_first_noise(path, m
     assert len(budget.charges) == 2
 
 
+@pytest.mark.slow
 def test_a_prepared_kernel_is_charged_once_too(path):
     budget = PrivacyBudget(path, eps=50.0, delta=1e-3)
     mcmc = fit(DPHMC(model, eps=20.0, budget=budget))
@@ -354,6 +356,7 @@ def _charge_until_refused(path, number):
     return charged
 
 
+@pytest.mark.slow
 def test_processes_and_threads_never_charge_more_than_there_is(path):
     allowed = int(gaussian_rho(1.0, 1e-6) / gaussian_rho(0.3, 1e-6))
     PrivacyBudget(path, eps=1.0, delta=1e-6)

@@ -63,6 +63,7 @@ def target_of(power=1.0):
         row_log_density=lambda args, kwargs: lambda z, row: row_log_density(coordinates(z), row),
         rows=lambda args, kwargs: rows,
         num_params=2,
+        rows_per_unit=1,
         num_rows=N,
     )
     return PrivateTarget(separated, (), {}, neighboring_relation="replace_one", power=power)

@@ -68,6 +68,9 @@ KERNELS = {
         model, eps=3.0, prepare=Preparation(mode="residual", force=True), **options
     ),
     "penalty_prepared": lambda **options: DPPenalty(model, eps=3.0, prepare=Preparation(force=True), **options),
+    "hmc_unit": lambda **options: DPHMC(
+        model, eps=3.0, prepare=Preparation(force=True), unit=np.arange(N) // 4, **options
+    ),
 }
 
 
@@ -147,7 +150,7 @@ def assert_same(first, second, path=""):
 
 
 EVERYDAY = [
-    *((name, "vectorized") for name in KERNELS if name not in ("hmc_reuse", "sgnht", "hmc_residual")),
+    *((name, "vectorized") for name in KERNELS if name not in ("hmc_reuse", "sgnht", "hmc_residual", "hmc_unit")),
     ("hmc", "parallel"),
     ("sghmc", "sequential"),
 ]
@@ -159,6 +162,7 @@ EVERYDAY = [
         pytest.param(make, method, id=f"{name}-{method}", marks=() if (name, method) in EVERYDAY else pytest.mark.slow)
         for name, make in KERNELS.items()
         for method in ("sequential", "vectorized", "parallel")
+        if (name, method) not in (("hmc_unit", "sequential"), ("hmc_unit", "parallel"))
     ],
 )
 def test_everything_released_is_the_same_for_any_table(make, chain_method, constant_sums):
@@ -257,7 +261,9 @@ def is_numeric(array):
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(make, id=name, marks=pytest.mark.slow if name in ("hmc_prepared", "hmc_residual") else ())
+        pytest.param(
+            make, id=name, marks=pytest.mark.slow if name in ("hmc_prepared", "hmc_residual", "hmc_unit") else ()
+        )
         for name, make in KERNELS.items()
     ],
 )
