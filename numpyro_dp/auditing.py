@@ -155,7 +155,7 @@ def _arguments(table: tuple | Mapping[str, Any]) -> tuple[tuple, dict]:
 
 
 class _Repeated(Ledger):
-    """A ledger for synthetic tables: it grants the plan as often as one likes, and still not more in any one run."""
+    """A ledger for synthetic tables: it grants the releases of its plan as often as one likes."""
 
     def __init__(self, plan: Plan, noise: NoiseSource | None):
         super().__init__(noise)
@@ -217,8 +217,8 @@ def _repeat_preparations(
     """One preparation after the other; what it has released decides about draws that cost nothing."""
     args, kwargs = table
     rows = []
-    for _ in range(trials):
-        kernel = make()
+    for trial in range(trials):
+        kernel = make() if trial else kernel
         assert isinstance(kernel, PreparedKernel)
         kernel.require_budget(run.num_iterations, run.num_chains, args, kwargs, run.num_iterations)
         plan = kernel._ledger.plan
