@@ -157,7 +157,7 @@ def test_the_wrong_relation_is_noticed(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("uncounted", ["chains", "warmup"])
 def test_iterations_that_are_not_planned_for_are_noticed(uncounted, monkeypatch):
-    """Of two chains one, or of four iterations only those after warmup."""
+    """Of four chains one, or of four iterations only the one after warmup."""
     exact = StochasticGradientKernel._releases
 
     def forgetful(self, num_iterations, num_chains, resumed=False):
@@ -167,7 +167,11 @@ def test_iterations_that_are_not_planned_for_are_noticed(uncounted, monkeypatch)
 
     monkeypatch.setattr(StochasticGradientKernel, "_releases", forgetful)
     monkeypatch.setattr("numpyro_dp.auditing._Repeated.grant", _unlimited)
-    assert not run(langevin(), num_warmup=3, num_samples=1).holds
+    lengths = {
+        "chains": {"num_warmup": 0, "num_samples": 2, "num_chains": 4},
+        "warmup": {"num_warmup": 3, "num_samples": 1},
+    }
+    assert not run(langevin(), **lengths[uncounted]).holds
 
 
 def _unlimited(self, requests, iteration, *others):
