@@ -115,6 +115,10 @@ def audit(
     kernel = make()
     if not isinstance(kernel, DPKernel):
         raise TypeError(f"`make` must return a private kernel such as DPPenalty, got {type(kernel).__name__}")
+    if kernel._budget is not None or kernel._ledger.reproducible:
+        raise ValueError(
+            "an audit repeats runs, on synthetic tables, with fresh noise: leave out `budget` and `noise_seed`"
+        )
     again = make()
     if again is kernel:
         raise ValueError("`make` must make a new kernel each time: a kernel has one budget, for one table")

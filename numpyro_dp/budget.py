@@ -10,17 +10,19 @@ bounded beforehand, all releases together are no worse than one Gaussian release
 "Fully adaptive composition for Gaussian differential privacy"). Other releases (batches, accept bits) are charged
 with the eps and delta of their run to a part of the budget that is set aside for them when the file is made, in which
 eps and delta add up (Rogers, Roth, Ullman and Vadhan 2016, "Privacy odometers and filters"). The parts are
-fixed beforehand, and basic composition adds them up (Lyu 2022, "Composition theorems for interactive differential
-privacy").
+fixed beforehand, and runs may be interleaved (Haney et al. 2023, "Concurrent composition for interactive differential
+privacy with adaptive privacy-loss parameters").
 
 **The file** is one line of JSON for each charge, and is only ever added to. Each line holds a hash of the one before.
 A charge is on the disk before the noise is drawn, so a crash can only lose what was paid for. What a file cannot
-show is that it was replaced by an older copy of itself: a second record, the *witness*, remembers how far it had got.
+show is that it was replaced by an older copy of itself, or by a copy that went another way: a second record, the
+*witness*, remembers how far it had got. Whoever deletes both begins anew, which is why a new budget says that it is.
 """
 
 import contextlib
 import dataclasses
 import datetime
+import errno
 import hashlib
 import json
 import math
@@ -28,9 +30,9 @@ import os
 import threading
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpyro_dp import accounting
 from numpyro_dp.ledger import Plan, PrivacyBudgetError, flat_releases
@@ -48,6 +50,7 @@ class Charge:
     :ivar eps, delta: the guarantee of that run alone.
     :ivar rho: its cost, if all of its releases are Gaussian; otherwise None, and `eps` and `delta` are the cost.
     :ivar num_rows: of how many units the table was; None under add-or-remove-one, where it is private.
+    :ivar unit: "row", or a hash of which rows belong to which unit.
     :ivar time: when, in UTC.
     """
 
@@ -56,6 +59,7 @@ class Charge:
     delta: float
     rho: float | None
     num_rows: int | None
+    unit: str
     time: str
 
 
@@ -70,7 +74,7 @@ class PrivacyBudget:
     :param eps, delta: what all runs together may cost. Needed for a new file, and fixed by it.
     :param neighboring_relation: of all the runs; as in the kernels.
     :param other: ``(eps, delta)`` of it that is set aside for kernels whose releases are not all Gaussian (batches,
-        accept bits).
+        accept bits). Default: nothing.
     :param witness: a second file, which tells if the first was rolled back to an earlier state: on another disk, at
         best. Default: in the user's state directory. False for none.
     :raises PrivacyBudgetError: if the file was changed or rolled back, or is for another budget.
@@ -90,20 +94,20 @@ class PrivacyBudget:
         delta: float | None = None,
         *,
         neighboring_relation: str | None = None,
-        other: tuple[float, float] = (0.0, 0.0),
+        other: tuple[float, float] | None = None,
         witness: "str | os.PathLike | bool" = True,
     ):
-        self.path = Path(path).absolute()
+        self.path = Path(path).resolve()  # of a link, too, so that all who use it lock the same file
         self._witness_choice = witness
         self._threads = threading.Lock()
         with self._locked():
-            if not self.path.exists():
-                self._create(eps, delta, neighboring_relation or "replace_one", other)
-            header, _ = self._read()
+            if not self.path.stat().st_size:
+                self._create(eps, delta, neighboring_relation or "replace_one", other or (0.0, 0.0))
+            header = self._read().header
         self.eps, self.delta = float(header["eps"]), float(header["delta"])
         self.neighboring_relation: str = header["neighboring_relation"]
         self.other = (float(header["other"][0]), float(header["other"][1]))
-        asked = {"eps": eps, "delta": delta, "neighboring_relation": neighboring_relation}
+        asked = {"eps": eps, "delta": delta, "neighboring_relation": neighboring_relation, "other": other}
         for name, value in asked.items():
             if value is not None and value != getattr(self, name):
                 raise PrivacyBudgetError(
@@ -117,7 +121,7 @@ class PrivacyBudget:
     def charges(self) -> tuple[Charge, ...]:
         """All charges so far, by whatever process."""
         with self._locked():
-            return self._read()[1]
+            return self._read().charges
 
     @property
     def eps_spent(self) -> float:
@@ -146,26 +150,27 @@ class PrivacyBudget:
 
     # -- Charging ----------------------------------------------------------------------------------------------------
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: Plan, unit: str = "row") -> None:
         """Check that a plan could be charged now, without charging it.
 
+        :param unit: see `Charge`.
         :raises PrivacyBudgetError: naming what is left and the ways out.
         """
         with self._locked():
-            self._admit(plan, self._read()[1], "")
+            self._admit(plan, self._read().charges, "", unit)
 
-    def charge(self, plan: Plan, what: str) -> Charge:
+    def charge(self, plan: Plan, what: str, unit: str = "row") -> Charge:
         """Charge a plan to the file, or refuse it. Afterwards it is on the disk.
 
         :raises PrivacyBudgetError: as `require`; or if the file was changed or rolled back.
         """
         with self._locked():
-            _, charges = self._read()
-            charge = self._admit(plan, charges, what)
-            self._append({"kind": "charge", **dataclasses.asdict(charge)})
+            known = self._read()
+            charge = self._admit(plan, known.charges, what, unit)
+            self._append({"kind": "charge", **dataclasses.asdict(charge)}, known)
         return charge
 
-    def _admit(self, plan: Plan, charges: tuple[Charge, ...], what: str) -> Charge:
+    def _admit(self, plan: Plan, charges: tuple[Charge, ...], what: str, unit: str) -> Charge:
         if plan.neighboring_relation != self.neighboring_relation:
             raise PrivacyBudgetError(
                 f"{self.path} is a budget under {self.neighboring_relation!r}, and this run is under "
@@ -177,11 +182,18 @@ class PrivacyBudget:
                 f"`unit=`), and this one is on {plan.num_rows}. A budget is for one table and one kind of unit: a part "
                 "of the rows that was chosen by their values is another table. Nothing was released"
             )
+        if charges and charges[0].unit != unit:
+            raise PrivacyBudgetError(
+                f"in the runs that were charged to {self.path} other rows belonged together than here (`unit=`): "
+                "guarantees for different units do not add up. Nothing was released. Pass the same unit, with the rows "
+                "in the same order, or use another file"
+            )
         releases = flat_releases(plan.kinds)
         gaussian = plan.private and all(isinstance(mechanism, Gaussian) for mechanism, _ in releases)
         rho = math.fsum(count * (mechanism.rho or 0.0) for mechanism, count in releases) if gaussian else None
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        charge = Charge(what, plan.eps, plan.delta, rho, plan.num_rows, time)
+        num_rows = None if plan.num_rows is None else int(plan.num_rows)
+        charge = Charge(what, float(plan.eps), float(plan.delta), rho, num_rows, unit, time)
         if rho is not None:
             self._admit_gaussian(charge, rho, charges)
         else:
@@ -195,9 +207,9 @@ class PrivacyBudget:
             eps = accounting.gaussian_eps(charge.delta, left) * (1 - 1e-6) if left > 0 else 0.0
             allowed = f"at most eps={eps:.4g}" if eps >= accounting.MIN_EPS else "nothing"
             raise PrivacyBudgetError(
-                f"this run would cost ({charge.eps:g}, {charge.delta:.3g}), and of the budget of ({self.eps:g}, "
-                f"{self.delta:g}) in {self.path} {allowed} is left at that delta, after {len(charges)} run(s). "
-                "Nothing was released. Ask for less, or publish what there is"
+                f"this run would cost ({charge.eps:g}, {charge.delta:.3g}), and of the ({self.eps - self.other[0]:g}, "
+                f"{self.delta - self.other[1]:g}) for such runs in {self.path} {allowed} is left at that delta, after "
+                f"{len(charges)} run(s). Nothing was released. Ask for less, or publish what there is"
             )
 
     def _admit_other(self, charge: Charge, charges: tuple[Charge, ...]) -> None:
@@ -217,9 +229,22 @@ class PrivacyBudget:
     # -- The file ----------------------------------------------------------------------------------------------------
 
     def _create(self, eps: float | None, delta: float | None, relation: str, other: tuple[float, float]) -> None:
+        try:
+            header = self._new_header(eps, delta, relation, other)
+        except Exception:
+            self.path.unlink()  # the empty file that was locked
+            raise
+        warnings.warn(
+            f"a new privacy budget was made, to which nothing is charged yet: {self.path}", UserWarning, stacklevel=4
+        )
+        self._append(header, _Known(header, (), ()))
+
+    def _new_header(
+        self, eps: float | None, delta: float | None, relation: str, other: tuple[float, float]
+    ) -> dict[str, Any]:
         if eps is None or delta is None:
             raise ValueError(f"there is no budget at {self.path}: give `eps` and `delta` to make one")
-        if not 0 < eps < math.inf or not 0 < delta < 1:
+        if not accounting.MIN_EPS <= eps < math.inf or not accounting.MIN_DELTA <= delta < 1:
             raise ValueError(f"a budget needs a positive eps and a delta between 0 and 1, got {eps} and {delta}")
         if relation not in NEIGHBORING_RELATIONS:
             raise ValueError(
@@ -233,21 +258,19 @@ class PrivacyBudget:
                 f"there has been a budget at {self.path}, says its witness {witness}, and the file is gone. "
                 "Restore it. If this is to be the budget of another table, give it another name, or delete the witness"
             )
-        self._append(
-            {
-                "kind": "budget",
-                "format": FORMAT,
-                "id": uuid.uuid4().hex,
-                "eps": float(eps),
-                "delta": float(delta),
-                "neighboring_relation": relation,
-                "other": [float(other[0]), float(other[1])],
-            },
-        )
+        return {
+            "kind": "budget",
+            "format": FORMAT,
+            "id": uuid.uuid4().hex,
+            "eps": float(eps),
+            "delta": float(delta),
+            "neighboring_relation": relation,
+            "other": [float(other[0]), float(other[1])],
+        }
 
-    def _read(self) -> tuple[dict[str, Any], tuple[Charge, ...]]:
-        """Header and charges, if the file is what this package wrote, and all of it."""
-        entries, last = [], _START
+    def _read(self) -> "_Known":
+        """What the file says, if it is what this package wrote, and all of it."""
+        entries, hashes = [], [_START]
         text = self.path.read_text(encoding="utf-8")
         for number, line in enumerate(text.splitlines(keepends=True), 1):
             try:
@@ -255,40 +278,45 @@ class PrivacyBudget:
                 known, before = entry.pop("hash"), entry["before"]
             except (ValueError, KeyError, TypeError, AttributeError):
                 known = before = None
-            if known is None or known != _hash(entry) or before != last or not line.endswith("\n"):
+            if known is None or known != _hash(entry) or before != hashes[-1] or not line.endswith("\n"):
                 raise PrivacyBudgetError(
                     f"line {number} of {self.path} is not what was written there: the file was changed, or a write was "
                     "cut off. What has been spent is not known any more, so nothing more can be released. Restore the "
-                    "file from a copy that has all of its lines"
+                    "file from a copy that has all of its lines; a last line without an end was cut off by a crash "
+                    "before anything was released on it, and may be deleted"
                 )
             entries.append(entry)
-            last = known
+            hashes.append(known)
         if not entries or entries[0].get("format") != FORMAT:
             raise PrivacyBudgetError(f"{self.path} is no privacy budget of this package")
-        self._compare_with_witness(entries[0]["id"], len(entries), last)
+        self._compare_with_witness(entries[0]["id"], hashes[1:])
         fields = [field.name for field in dataclasses.fields(Charge)]
-        return entries[0], tuple(Charge(**{name: entry[name] for name in fields}) for entry in entries[1:])
+        charges = tuple(Charge(**{name: entry[name] for name in fields}) for entry in entries[1:])
+        return _Known(entries[0], charges, tuple(hashes[1:]))
 
-    def _append(self, entry: dict[str, Any]) -> None:
+    def _append(self, entry: dict[str, Any], known: "_Known") -> None:
         """Add a line. First the line, then the witness: after a crash in between, the file is ahead, and holds more."""
-        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
-        entry["before"] = json.loads(lines[-1])["hash"] if lines else _START
+        entry["before"] = known.hashes[-1] if known.hashes else _START
         entry["hash"] = _hash(entry)
         with open(self.path, "a", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(entry) + "\n")
             file.flush()
             os.fsync(file.fileno())
         _sync_folder(self.path.parent)
-        identity = entry["id"] if not lines else json.loads(lines[0])["id"]
-        self._update_witness(identity, len(lines) + 1, entry["hash"])
+        self._update_witness(known.header["id"], len(known.hashes) + 1, entry["hash"])
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone with the file, among threads and processes."""
+        """Alone with the file, among threads and processes. A file that is not there is made, empty."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._threads, open(self.path.with_name(self.path.name + ".lock"), "a+b") as file:
-            _lock(file)
-            yield
+        with self._threads:
+            while True:
+                with open(self.path, "a+b") as file:
+                    _lock(file)
+                    # Somebody may have deleted or replaced it while we waited.
+                    if self.path.exists() and os.path.samestat(os.fstat(file.fileno()), self.path.stat()):
+                        yield
+                        return
 
     # -- The witness -------------------------------------------------------------------------------------------------
 
@@ -300,31 +328,37 @@ class PrivacyBudget:
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         return Path(state) / "numpyro_dp" / f"{hashlib.sha256(str(self.path).encode()).hexdigest()[:32]}.json"
 
-    def _compare_with_witness(self, identity: str, count: int, last: str) -> None:
+    def _compare_with_witness(self, identity: str, hashes: Sequence[str]) -> None:
         witness = self._witness()
         if witness is None:
             return
         if not witness.exists():
             warnings.warn(
                 f"{self.path} has no witness at {witness}: it was moved, or the witness was deleted. Whether the file "
-                f"was rolled back before now, nobody can tell. It says that {count - 1} run(s) were charged",
+                f"was rolled back before now, nobody can tell. It says that {len(hashes) - 1} run(s) were charged",
                 RuntimeWarning,
                 stacklevel=2,
             )
-            self._update_witness(identity, count, last)
+            self._update_witness(identity, len(hashes), hashes[-1])
             return
-        known = json.loads(witness.read_text(encoding="utf-8"))
-        if known["id"] != identity:
-            raise PrivacyBudgetError(f"{witness} is the witness of another budget than {self.path}")
-        behind = count < known["count"]
-        if behind or (count == known["count"] and last != known["hash"]):
+        try:
+            known = json.loads(witness.read_text(encoding="utf-8"))
+            seen, count, last = known["id"], int(known["count"]), known["hash"]
+        except (ValueError, KeyError, TypeError) as error:
             raise PrivacyBudgetError(
-                f"{self.path} has {count} line(s), and its witness {witness} has seen {known['count']}"
-                f"{'' if behind else ', of which the last was another'}: the file was rolled back to an earlier copy, "
-                "and what has been spent since is missing. Nothing was released. Restore the newer file"
+                f"{witness}, the witness of {self.path}, is not what was written there: it cannot be told whether the "
+                "file was rolled back. Restore it, or delete it if you are sure of the file"
+            ) from error
+        if seen != identity:
+            raise PrivacyBudgetError(f"{witness} is the witness of another budget than {self.path}")
+        if len(hashes) < count or hashes[count - 1] != last:
+            raise PrivacyBudgetError(
+                f"{self.path} has {len(hashes)} line(s), and its witness {witness} has seen {count}"
+                f"{'' if len(hashes) < count else ', of which the last was another'}: the file was rolled back to an "
+                "earlier copy, and what has been spent since is missing. Nothing was released. Restore the newer file"
             )
-        if count > known["count"]:  # a crash between a charge and its witness
-            self._update_witness(identity, count, last)
+        if len(hashes) > count:  # a crash between a charge and its witness
+            self._update_witness(identity, len(hashes), hashes[-1])
 
     def _update_witness(self, identity: str, count: int, last: str) -> None:
         witness = self._witness()
@@ -364,6 +398,14 @@ class PrivacyBudget:
         return f"PrivacyBudget({str(self.path)!r})"
 
 
+class _Known(NamedTuple):
+    """What a file says, and the hash of each of its lines."""
+
+    header: dict[str, Any]
+    charges: tuple[Charge, ...]
+    hashes: tuple[str, ...]
+
+
 def _hash(entry: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
 
@@ -375,11 +417,14 @@ def _lock(file: Any) -> None:
     except ImportError:  # Windows
         import msvcrt
 
-        file.seek(0)
-        while True:
-            with contextlib.suppress(OSError):
+        file.seek(2**40)  # beyond the text, which would not be readable otherwise
+        while True:  # each attempt gives up after ten seconds
+            try:
                 msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)  # type: ignore[attr-defined]
                 return
+            except OSError as error:
+                if error.errno != errno.EDEADLK:
+                    raise
     fcntl.flock(file, fcntl.LOCK_EX)
 
 

@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import hashlib
 import math
+import os
 import threading
 import warnings
 import weakref
@@ -203,10 +204,14 @@ def _planned(wanted: Mapping[str, Wanted], noise_multipliers: Mapping[str, float
 class Ledger:
     """Grants releases until the plan is used up. Thread-safe; cannot be copied or pickled into a second budget.
 
+    :param charge: charges a whole plan to the budget of the table, if it has one; called before the first release. Who
+        holds the noise holds the debt.
     :ivar reproducible: whether the noise comes from a seed.
     """
 
-    def __init__(self, noise: NoiseSource | None):
+    def __init__(self, noise: NoiseSource | None, charge: Callable[[Plan], Any] | None = None):
+        self._process = os.getpid()
+        self._charge, self._charged = charge, False
         self._noise: NoiseSource | None = noise
         self.reproducible = noise is not None and noise.reproducible
         self._lock = threading.Lock()
@@ -216,7 +221,6 @@ class Ledger:
         self._context = b""
         self._repeats: collections.Counter[bytes] = collections.Counter()
         self._warned = False
-        self._charge: Callable[[Plan], Any] | None = None
 
     @property
     def committed(self) -> bool:
@@ -235,21 +239,19 @@ class Ledger:
 
     @property
     def closed(self) -> bool:
-        """Whether this is a copy, which keeps the books but has no budget."""
-        return self._noise is None
+        """Whether this is a copy, also by a fork of the process: it keeps the books but has no budget."""
+        return self._noise is None or os.getpid() != self._process
 
     @property
     def untouched(self) -> bool:
         """Whether nothing has been released yet, so that the plan may still change."""
         return not any(map(any, self.spent().values()))
 
-    def commit(self, plan: Plan, context: str = "", charge: Callable[[Plan], Any] | None = None) -> None:
+    def commit(self, plan: Plan, context: str = "") -> None:
         """Fix the plan. It cannot change once something has been released.
 
         :param context: settings of the kernel that owns the ledger. Two kernels that share a noise seed but not their
             settings draw different noise.
-        :param charge: charges the whole plan to the budget of the table, if it has one. Called once, before the first
-            release.
         """
         with self._lock:
             if any(map(any, self._spent.values())):
@@ -257,7 +259,7 @@ class Ledger:
             self._plan = plan
             self._spent = {name: [0] * len(kind.counts) for name, kind in plan.kinds.items()}
             self._context = repr((plan, context)).encode()
-            self._charge = charge
+            self._charged = False
 
     def assign(self, reserve: str, kinds: Mapping[str, Releases]) -> None:
         """Decide what a kind of release that was kept in reserve is spent on.
@@ -369,7 +371,7 @@ class Ledger:
         for name, request in requests.items():
             if request.number < 0:
                 raise ValueError(f"a release cannot be taken back, got a count of {request.number} for {name}")
-        source = self._noise
+        source = None if self.closed else self._noise
         with self._lock:
             plan = self.plan  # once something is spent it does not change
             stages = {name: plan.kinds[name].stage(iteration) for name in requests}
@@ -378,9 +380,9 @@ class Ledger:
                 for name, stage in stages.items()
             )
             granted = not plan.private or (within and source is not None)
-            if granted and self._charge is not None:
+            if granted and self._charge is not None and not self._charged:
                 self._charge(plan)
-                self._charge = None
+                self._charged = True
             if granted:  # charged before any noise exists
                 for name, request in requests.items():
                     self._spent[name][stages[name] or 0] += request.number

@@ -8,6 +8,7 @@ one unit's rows.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -29,11 +30,18 @@ class UnitModel(SeparableModel):
     :ivar row_model: the same model, row by row.
     :ivar index: rows of each unit, shape (units, most rows of one); repeated where a unit has fewer.
     :ivar present: which of these places are rows, same shape.
+    :ivar number: of each row's unit, shape (n,), in the order in which units appear.
     """
 
     row_model: SeparableModel
     index: np.ndarray
     present: np.ndarray
+    number: np.ndarray
+
+    @property
+    def identity(self) -> str:
+        """A hash of which rows belong together."""
+        return hashlib.sha256(self.number.astype("<i8").tobytes()).hexdigest()
 
     @property
     def of_rows(self) -> SeparableModel:
@@ -63,12 +71,13 @@ class UnitModel(SeparableModel):
 def group_rows(separated: SeparableModel, unit: Any, args: tuple, kwargs: dict) -> UnitModel:
     """The model with units in the place of rows.
 
-    :param unit: whose each row is: integers (or other values that can be compared), shape (n,); or the name of the
-        model's argument that says so.
+    :param unit: whose each row is: integers, texts or dates, shape (n,); or the name of the model's argument that says
+        so.
     :raises ValueError: if it is neither, or if sizes differ too much.
     """
     ids = _values(separated, unit, args, kwargs)
-    _, number, sizes = np.unique(ids, return_inverse=True, return_counts=True)
+    number = _number(ids)
+    sizes = np.bincount(number)
     units, most = len(sizes), int(np.max(sizes))
     if units < 2:
         raise ValueError("unit says that all rows belong to one and the same: there is nobody to hide among")
@@ -83,22 +92,52 @@ def group_rows(separated: SeparableModel, unit: Any, args: tuple, kwargs: dict) 
     present = place < sizes[:, None]
     index = order[first[:, None] + np.where(present, place, 0)]  # its own first row where it has no more
     fields = {field.name: getattr(separated, field.name) for field in dataclasses.fields(SeparableModel)}
-    return UnitModel(**{**fields, "num_rows": units}, row_model=separated, index=index, present=present)
+    return UnitModel(**{**fields, "num_rows": units}, row_model=separated, index=index, present=present, number=number)
+
+
+def require_same_groups(grouped: SeparableModel, unit: str, args: tuple, kwargs: dict) -> None:
+    """Make sure that an argument still says what it said when rows were grouped by it.
+
+    :raises ValueError: if it does not. What is traced cannot be looked at.
+    """
+    assert isinstance(grouped, UnitModel)
+    named = _named(grouped, unit, args, kwargs)
+    if not isinstance(named, jax.core.Tracer) and not np.array_equal(
+        _number(_values(grouped.of_rows, unit, args, kwargs)), grouped.number
+    ):
+        raise ValueError(
+            f"unit={unit!r} says otherwise than before which rows are whose, and this kernel has grouped them already. "
+            "Make a new kernel"
+        )
+
+
+def _number(ids: np.ndarray) -> np.ndarray:
+    """Units numbered in the order in which they appear."""
+    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[inverse.ravel()]
+
+
+def _named(separated: SeparableModel, unit: str, args: tuple, kwargs: dict) -> Any:
+    names = [argument.name for argument in name_leaves(separated.model, args, kwargs)]
+    if unit not in names:
+        raise ValueError(f"unit={unit!r} names no argument of the model: {', '.join(names)}")
+    return jax.tree.leaves((args, kwargs))[names.index(unit)]
 
 
 def _values(separated: SeparableModel, unit: Any, args: tuple, kwargs: dict) -> np.ndarray:
     described = "unit"
     if isinstance(unit, str):
-        names = [argument.name for argument in name_leaves(separated.model, args, kwargs)]
-        if unit not in names:
-            raise ValueError(f"unit={unit!r} names no argument of the model: {', '.join(names)}")
-        described, unit = f"unit={unit!r}", jax.tree.leaves((args, kwargs))[names.index(unit)]
+        described, unit = f"unit={unit!r}", _named(separated, unit, args, kwargs)
     if isinstance(unit, jax.core.Tracer):
         raise ValueError(f"{described} is public, and must be known before the run: pass it as an array")
     values = np.asarray(unit)
-    if values.shape != (separated.num_rows,) or np.issubdtype(values.dtype, np.inexact):
+    # Of other objects, NaN among them, equal ones may not be found.
+    if values.shape != (separated.num_rows,) or values.dtype.kind not in "iubUSM":
         raise ValueError(
             f"{described} must say whose each of the {separated.num_rows} rows is, as integers of shape "
-            f"({separated.num_rows},); got shape {values.shape}, {values.dtype}"
+            f"({separated.num_rows},), none of them missing; got shape {values.shape}, {values.dtype}. "
+            "`pandas.factorize(ids)[0]` makes integers of anything"
         )
     return values

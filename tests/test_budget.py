@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import multiprocessing
+import os
 import pickle
 import re
 import shutil
@@ -22,6 +23,8 @@ from numpyro_dp.accounting import gaussian_delta, gaussian_eps, gaussian_rho
 from numpyro_dp.ledger import Ledger, Plan, Releases, Request
 from numpyro_dp.mechanisms import Gaussian
 from numpyro_dp.noise import NoiseSource
+
+pytestmark = pytest.mark.filterwarnings("ignore:a new privacy budget was made")
 
 X = np.random.default_rng(0).normal(size=50).astype(np.float32)
 
@@ -205,6 +208,64 @@ def test_copies_of_a_kernel_draw_on_no_budget(path):
     assert len(budget.charges) == 1
 
 
+def test_a_shallow_copy_shares_the_budget_and_cannot_run_without_it(path):
+    """It has the same ledger, and what that grants is charged, whichever of the two asks."""
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-3)
+    for first in ("copy", "original"):
+        kernel = DPPenalty(model, eps=1.0, step_size=0.1, budget=budget, num_iterations=4)
+        same = copy.copy(kernel)
+        if first == "original":  # the copy commits last
+            kernel.init(jax.random.key(0), 2, None, (X,), {})
+            same.init(jax.random.key(0), 2, None, (X,), {})
+        before = len(budget.charges)
+        fit(same if first == "copy" else kernel)
+        assert len(budget.charges) == before + 1
+
+
+def test_a_plan_that_is_changed_after_a_charge_is_charged_again(path, monkeypatch):
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-6)
+    ledger = Ledger(NoiseSource(), lambda plan: budget.charge(plan, "run"))
+    ledger.commit(plan(0.5))
+    ledger._charge(ledger.plan)
+    ledger._charged = True  # as after an interrupt between the charge and the books
+    ledger.commit(plan(1.0))
+    ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")
+    assert [charge.eps for charge in budget.charges] == [0.5, 1.0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_fork_of_the_process_has_no_budget(path):
+    ledger = Ledger(NoiseSource())
+    ledger.commit(plan(1.0))
+    child = os.fork()
+    if not child:
+        warnings.simplefilter("ignore")
+        granted, drawn = ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")
+        os._exit(int(granted or bool(drawn["ratio"].noise.any())))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")[0]
+
+
+def test_persons_that_are_others_do_not_share_a_budget(path):
+    budget = PrivacyBudget(path, eps=3.0, delta=1e-1)
+
+    def on(unit):
+        return fit(DPPenalty(model, eps=0.5, step_size=0.1, budget=budget, unit=unit))
+
+    on(np.repeat(np.arange(10), 5))
+    on(np.repeat(list("abcdefghij"), 5))  # the same people under other names
+    with pytest.raises(PrivacyBudgetError, match="other rows belonged together"):
+        on(np.tile(np.arange(10), 5))
+    assert len(budget.charges) == 2
+
+
+def test_numbers_of_numpy_are_written_as_numbers(path):
+    budget = PrivacyBudget(path, eps=np.float32(2.0), delta=np.float64(1e-3))
+    fit(DPPenalty(model, eps=np.float32(0.5), step_size=0.1, budget=budget))
+    assert budget.charges[0].eps == 0.5
+
+
 def test_what_is_no_budget_is_named():
     with pytest.raises(TypeError, match="the number is `eps`"):
         DPPenalty(model, eps=1.0, budget=3.0)
@@ -234,6 +295,7 @@ def test_it_is_opened_again_by_its_path(path):
         ({"eps": 1.0}, "give `eps` and `delta`"),
         ({"eps": math.inf, "delta": 1e-6}, "positive eps"),
         ({"eps": 0.0, "delta": 1e-6}, "positive eps"),
+        ({"eps": 1.0, "delta": 1e-31}, "delta between 0 and 1"),
         ({"eps": 1.0, "delta": 0.0}, "delta between 0 and 1"),
         ({"eps": 1.0, "delta": 1e-6, "neighboring_relation": "swap"}, "must be one of"),
         ({"eps": 1.0, "delta": 1e-6, "other": (2.0, 0.0)}, "part .* of the budget"),
@@ -298,6 +360,55 @@ def test_two_histories_from_one_copy_are_noticed(path, tmp_path):
     budget.charge(plan(1.0), "here")
     shutil.copy(elsewhere, path)
     with pytest.raises(PrivacyBudgetError, match="of which the last was another"):
+        PrivacyBudget(path, witness=tmp_path / "witness")
+
+
+def test_a_history_that_went_another_way_is_noticed_even_if_it_is_longer(path, tmp_path):
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-6)
+    shutil.copy(path, tmp_path / "elsewhere")
+    elsewhere = PrivacyBudget(tmp_path / "elsewhere", witness=False)
+    budget.charge(plan(1.9), "here")
+    for _ in range(3):
+        elsewhere.charge(plan(0.1), "there")
+    shutil.copy(tmp_path / "elsewhere", path)
+    for act in (lambda: budget.charge(plan(0.1), "c"), lambda: PrivacyBudget(path)):
+        with pytest.raises(PrivacyBudgetError, match="of which the last was another"):
+            act()
+
+
+def test_a_link_to_the_file_is_the_file(path, tmp_path):
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-6)
+    (tmp_path / "link").symlink_to(path)
+    link = PrivacyBudget(tmp_path / "link")
+    assert link.path == budget.path
+    with budget._locked():
+        waiting = threading.Thread(target=lambda: link.charge(plan(1.0), "by the link"))
+        waiting.start()
+        waiting.join(0.3)
+        assert waiting.is_alive()
+    waiting.join()
+    assert len(budget.charges) == 1
+
+
+def test_a_new_budget_says_that_it_is_new(path):
+    with pytest.warns(UserWarning, match=r"a new privacy budget .* nothing is charged yet: .*table\.budget"):
+        PrivacyBudget(path, eps=2.0, delta=1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PrivacyBudget(path)
+
+
+def test_what_is_set_aside_for_other_runs_cannot_be_changed(path):
+    PrivacyBudget(path, eps=2.0, delta=1e-6, other=(1.0, 1e-7))
+    assert PrivacyBudget(path, other=(1.0, 1e-7)).other == (1.0, 1e-7)
+    with pytest.raises(PrivacyBudgetError, match="with other="):
+        PrivacyBudget(path, other=(1.5, 1e-7))
+
+
+def test_a_witness_that_cannot_be_read_is_named(path, tmp_path):
+    PrivacyBudget(path, eps=2.0, delta=1e-6, witness=tmp_path / "witness")
+    (tmp_path / "witness").write_text("")
+    with pytest.raises(PrivacyBudgetError, match=r"the witness of .* is not what was written there"):
         PrivacyBudget(path, witness=tmp_path / "witness")
 
 
@@ -388,10 +499,10 @@ def test_threads_that_share_one_budget_never_charge_more_than_there_is(path):
 def test_two_kernels_that_both_would_fit_alone_cannot_both_run(path):
     """Both pass the check beforehand; the second is refused when it asks for its first noise."""
     budget = PrivacyBudget(path, eps=1.0, delta=1e-6)
-    ledgers = [Ledger(NoiseSource()) for _ in range(2)]
+    ledgers = [Ledger(NoiseSource(), lambda plan: budget.charge(plan, "run")) for _ in range(2)]
     for ledger in ledgers:
         budget.require(plan(0.9))
-        ledger.commit(plan(0.9), charge=lambda plan: budget.charge(plan, "run"))
+        ledger.commit(plan(0.9))
     granted, _ = ledgers[0].grant({"ratio": Request(1, (1,))}, 0, 50, b"")
     assert granted
     with pytest.raises(PrivacyBudgetError, match=r"after 1 run\(s\)"):
@@ -404,8 +515,8 @@ def test_two_kernels_that_both_would_fit_alone_cannot_both_run(path):
 def test_a_charge_that_is_not_written_is_not_granted(path, monkeypatch):
     """A mutation of the order: were noise drawn first, it would be out although the disk is full."""
     budget = PrivacyBudget(path, eps=1.0, delta=1e-6)
-    ledger = Ledger(NoiseSource())
-    ledger.commit(plan(0.9), charge=lambda plan: budget.charge(plan, "run"))
+    ledger = Ledger(NoiseSource(), lambda plan: budget.charge(plan, "run"))
+    ledger.commit(plan(0.9))
 
     def full(*args):
         raise OSError("no space left")

@@ -26,6 +26,7 @@ X = RNG.normal(size=(N, D)).astype(np.float32)
 Y = (RNG.random(N) < 0.5).astype(np.int32)
 PERSON = np.repeat(np.arange(20), [1, 2, 3, 4, 5] * 4)
 RNG.shuffle(PERSON)
+ORDER = list(dict.fromkeys(PERSON.tolist()))  # units are numbered as they appear
 
 
 def model(X, y=None, person=None):
@@ -56,7 +57,7 @@ def test_a_unit_has_the_log_density_of_its_rows_and_all_of_them_that_of_the_tabl
     of_rows = separate(model, ARGS, KWARGS)
     density, rows = of_rows.row_log_density(ARGS, KWARGS), of_rows.rows(ARGS, KWARGS)
     each = np.array([density(z, tuple(part[k : k + 1] for part in rows)) for k in range(N)])
-    np.testing.assert_allclose(found, [each[k == PERSON].sum() for k in range(20)], rtol=1e-5)
+    np.testing.assert_allclose(found, [each[k == PERSON].sum() for k in ORDER], rtol=1e-5)
     total = log_density(model, ARGS, KWARGS, of_rows.constrain(ARGS, KWARGS)(of_rows.unravel(z)))[0]
     np.testing.assert_allclose(found.sum() + of_rows.log_prior(ARGS, KWARGS)(z), total, rtol=1e-5)
 
@@ -69,7 +70,7 @@ def test_the_gradient_of_a_unit_is_that_of_its_rows_and_padding_adds_nothing():
     of_rows = separate(model, ARGS, KWARGS)
     one = of_rows.row_log_density(ARGS, KWARGS)
     each = jax.vmap(lambda *row: jax.grad(one)(z, tuple(part[None] for part in row)))(*of_rows.rows(ARGS, KWARGS))
-    np.testing.assert_allclose(gradient, [np.asarray(each)[k == PERSON].sum(0) for k in range(20)], atol=1e-5)
+    np.testing.assert_allclose(gradient, [np.asarray(each)[k == PERSON].sum(0) for k in ORDER], atol=1e-5)
 
 
 hostile = st.sampled_from([0.0, 1.0, -3.0, 1e6, -1e30, np.inf, -np.inf, np.nan])
@@ -115,8 +116,8 @@ def test_a_row_that_is_not_a_number_silences_its_unit_only():
     broken = values.copy()
     broken[np.flatnonzero(PERSON == 4)[0]] = np.nan
     before, after = (per_unit_values(grouped, jnp.ones(1), (table,), {}) for table in (values, broken))
-    assert np.flatnonzero(~np.isfinite(after)).tolist() == [4]
-    np.testing.assert_array_equal(np.delete(before, 4), np.delete(after, 4))
+    assert np.flatnonzero(~np.isfinite(after)).tolist() == [ORDER.index(4)]
+    np.testing.assert_array_equal(np.delete(before, ORDER.index(4)), np.delete(after, ORDER.index(4)))
 
 
 def test_the_preparation_asks_units_too():
@@ -139,7 +140,7 @@ def test_the_preparation_asks_units_too():
     rows = kernel._separate(ARGS, KWARGS).rows(ARGS, KWARGS)
     phi = Frame(np.zeros(22, np.float32), np.eye(22, dtype=np.float32)).center
     alone = np.array([density(phi, tuple(part[k : k + 1] for part in rows)) for k in range(20)])
-    np.testing.assert_allclose(alone, -np.log(2) * np.bincount(PERSON), rtol=1e-5)  # of Bernoulli(1/2)
+    np.testing.assert_allclose(alone, -np.log(2) * np.bincount(PERSON)[ORDER], rtol=1e-5)  # of Bernoulli(1/2)
 
 
 @pytest.mark.parametrize(
@@ -187,6 +188,7 @@ def test_an_audit_of_persons_holds_with_units_and_fails_without():
         ({"unit": PERSON, "neighboring_relation": "add_or_remove_one", "delta": 1e-3}, "unit tells n"),
         ({"unit": PERSON, "n0": 10}, "give power"),
         ({"unit": PERSON, "owners": np.zeros(N, int)}, "cannot be combined"),
+        ({"unit": np.ma.array(PERSON, mask=PERSON == 3)}, "masked values are nobody's"),
     ],
 )
 def test_what_does_not_go_with_units_is_refused(options, message):
@@ -199,8 +201,9 @@ def test_what_does_not_go_with_units_is_refused(options, message):
 @pytest.mark.parametrize(
     ("unit", "message"),
     [
-        (PERSON[:-1], r"as integers of shape \(60,\); got shape \(59,\)"),
+        (PERSON[:-1], r"as integers of shape \(60,\), none.*got shape \(59,\)"),
         (PERSON.astype(float), "got shape .*float64"),
+        (np.array([1, np.nan, *[1] * 58], dtype=object), r"got shape .*object.*pandas\.factorize"),
         ("visitor", "names no argument of the model: X, person, y"),
         ("X", r"unit='X' must say"),
         (np.zeros(N, int), "nobody to hide among"),
@@ -220,5 +223,34 @@ def test_what_is_no_unit_is_named(unit, message):
 
 
 def test_other_units_are_another_query_for_a_noise_seed():
-    one, other = (DPPenalty(model, eps=1.0, step_size=0.1, unit=u, noise_seed=1) for u in (PERSON, PERSON[::-1]))
-    assert one._settings() != other._settings()
+    def settings(unit, person=PERSON):
+        kernel = DPPenalty(model, eps=1.0, step_size=0.1, unit=unit, noise_seed=1)
+        kernel._separate(ARGS, KWARGS | {"person": person})
+        return kernel._settings()
+
+    assert settings(PERSON) != settings(PERSON[::-1])
+    assert settings("person") != settings("person", PERSON[::-1])
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_rows_that_belong_to_others_later_are_refused(in_place):
+    """The rows were grouped once: another column would be clipped by the groups of the first."""
+    kernel = DPPenalty(model, eps=1.0, step_size=0.1, unit="person", num_iterations=2)
+    person = PERSON.copy()
+    kernel._separate(ARGS, KWARGS | {"person": person})
+    other = person if in_place else PERSON.copy()
+    other[:] = PERSON[::-1]
+    with pytest.raises(ValueError, match="says otherwise than before which rows are whose"):
+        kernel.init(jax.random.key(0), 0, None, ARGS, KWARGS | {"person": other})
+
+
+def test_an_array_that_is_changed_later_changes_nothing():
+    person = PERSON.copy()
+    kernel = DPPenalty(model, eps=1.0, step_size=0.1, unit=person)
+    person[:] = 0
+    np.testing.assert_array_equal(kernel._separate(ARGS, KWARGS).index, units().index)
+
+
+def test_an_audit_takes_no_budget_and_no_seed(tmp_path):
+    with pytest.raises(ValueError, match="leave out `budget` and `noise_seed`"):
+        audit(lambda: DPSGLD(gaussian, eps=1.0, noise_seed=1), (X[:, 0],), (X[:, 0],))

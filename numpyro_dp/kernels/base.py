@@ -32,7 +32,7 @@ from numpyro_dp.model import SeparableModel, released_model, separate
 from numpyro_dp.noise import GridNoise, NoiseSource
 from numpyro_dp.report import PrivacyReport, round_up
 from numpyro_dp.subsampling import AllRows, Batch, Batches, as_batches
-from numpyro_dp.units import group_rows
+from numpyro_dp.units import group_rows, require_same_groups
 
 DEFAULT_CLIP = 1.0
 """For rows whose log densities have slopes of about 1 in unconstrained space; the report says where it was used."""
@@ -248,12 +248,14 @@ class DPKernel(MCMCKernel, Algorithm):
         self._adapt_step_size, self._adapt_mass_matrix = adapt_step_size, adapt_mass_matrix
         self._target_accept_prob = target_accept_prob
         self._init_strategy = init_to_median if init_strategy is None else init_strategy
-        self._row_plate, self._private_args, self._unit = row_plate, private_args, unit
+        self._row_plate, self._private_args = row_plate, private_args
+        self._unit = unit if unit is None or isinstance(unit, str) else np.array(unit)
+        self._unit_hash = "row"  # until rows are grouped
         self._owners = self._known_owners(owners)
         if budget is not None and not isinstance(budget, PrivacyBudget):
             raise TypeError(f"budget must be a numpyro_dp.PrivacyBudget, got {budget!r}; the number is `eps`")
         self._budget, self._shared = budget, None if budget is None else (budget.eps, budget.delta)
-        self._ledger = Ledger(NoiseSource(noise_seed))
+        self._ledger = Ledger(NoiseSource(noise_seed), None if budget is None else self._charge)
         self._separated: dict[Any, SeparableModel] = {}
         self._described: dict[str, Any] | None = None
         self._seed_is_guessable = noise_seed is not None and abs(noise_seed) < 2**64
@@ -542,13 +544,16 @@ class DPKernel(MCMCKernel, Algorithm):
             multipliers = {kind: value for kind, value in self._noise_multipliers.items() if value is not None}
             plan = plan_for_noise(noise_multipliers=multipliers, **common)
         self._check_plan(plan, n)
-        charge = None
         if self._budget is not None:
-            self._budget.require(plan)
-            name = getattr(self._model, "__name__", type(self._model).__name__)
-            charge = partial(self._budget.charge, what=f"{type(self).__name__} of {name}")
+            self._budget.require(plan, self._unit_hash)
         self._described = self._describe_table(separated)
-        self._ledger.commit(plan, repr((type(self).__name__, self._settings())), charge)
+        self._ledger.commit(plan, repr((type(self).__name__, self._settings())))
+
+    def _charge(self, plan: Plan) -> None:
+        """Charge the plan to the table's budget."""
+        assert self._budget is not None
+        name = getattr(self._model, "__name__", type(self._model).__name__)
+        self._budget.charge(plan, f"{type(self).__name__} of {name}", self._unit_hash)
 
     def _wanted(self, num_rows: int, num_iterations: int, num_chains: int) -> dict[str, Wanted]:
         """Everything that the budget is for."""
@@ -576,10 +581,7 @@ class DPKernel(MCMCKernel, Algorithm):
             "_num_iterations",
             "_num_chains",
         }  # the plan has the last two
-        found = {name: value for name, value in vars(self).items() if isinstance(value, plain) and name not in other}
-        if self._unit is not None:
-            found["_unit"] = self._unit if isinstance(self._unit, str) else np.asarray(self._unit).tobytes()
-        return sorted(found.items())
+        return sorted(item for item in vars(self).items() if isinstance(item[1], plain) and item[0] not in other)
 
     def _power(self, num_rows: int) -> float:
         """Exponent of the likelihood."""
@@ -840,7 +842,10 @@ class DPKernel(MCMCKernel, Algorithm):
             separated = separate(self._model, args, kwargs, self._row_plate, self._private_args)
             if self._unit is not None:
                 separated = group_rows(separated, self._unit, args, kwargs)
+                self._unit_hash = separated.identity
             self._separated[_signature(args, kwargs)] = separated
+        elif isinstance(self._unit, str):
+            require_same_groups(separated, self._unit, args, kwargs)
         return separated
 
     def _known(self, args: tuple, kwargs: dict) -> SeparableModel | None:
@@ -929,6 +934,8 @@ def _check_unit(unit: Any, n0: float | None, owners: Any, neighboring_relation: 
         raise ValueError("n0 counts rows, and with a unit those of one person count together: give power")
     if owners is not None:
         raise ValueError("unit and owners cannot be combined")
+    if np.ma.isMaskedArray(unit):
+        raise ValueError("unit must say of each row whose it is: masked values are nobody's")
 
 
 def _check_budget(eps, delta, noise_multipliers: Mapping[str, float | None], neighboring_relation: str) -> None:
