@@ -1,7 +1,7 @@
 """`numpyro_dp.audit`: whole runs, told apart on two tables; and the mistakes that it must find.
 
-Bounds hold with a confidence of ``1 - 1e-5``, so that an honest kernel is accused once in a hundred thousand tests. With
-half the noise, the bound is 2.9 on average beside a claim of 2, with a standard deviation of .16.
+Bounds hold with a confidence of ``1 - 1e-5``: an honest kernel is accused once in a hundred thousand tests. With half
+the noise, the bound is 2.9 on average beside a claim of 2, with a standard deviation of .16.
 """
 
 import dataclasses
