@@ -150,27 +150,26 @@ class PrivacyBudget:
 
     # -- Charging ----------------------------------------------------------------------------------------------------
 
-    def require(self, plan: Plan, unit: str = "row") -> None:
+    def require(self, plan: Plan) -> None:
         """Check that a plan could be charged now, without charging it.
 
-        :param unit: see `Charge`.
         :raises PrivacyBudgetError: naming what is left and the ways out.
         """
         with self._locked():
-            self._admit(plan, self._read().charges, "", unit)
+            self._admit(plan, self._read().charges, "")
 
-    def charge(self, plan: Plan, what: str, unit: str = "row") -> Charge:
+    def charge(self, plan: Plan, what: str) -> Charge:
         """Charge a plan to the file, or refuse it. Afterwards it is on the disk.
 
         :raises PrivacyBudgetError: as `require`; or if the file was changed or rolled back.
         """
         with self._locked():
             known = self._read()
-            charge = self._admit(plan, known.charges, what, unit)
+            charge = self._admit(plan, known.charges, what)
             self._append({"kind": "charge", **dataclasses.asdict(charge)}, known)
         return charge
 
-    def _admit(self, plan: Plan, charges: tuple[Charge, ...], what: str, unit: str) -> Charge:
+    def _admit(self, plan: Plan, charges: tuple[Charge, ...], what: str) -> Charge:
         if plan.neighboring_relation != self.neighboring_relation:
             raise PrivacyBudgetError(
                 f"{self.path} is a budget under {self.neighboring_relation!r}, and this run is under "
@@ -182,7 +181,7 @@ class PrivacyBudget:
                 f"`unit=`), and this one is on {plan.num_rows}. A budget is for one table and one kind of unit: a part "
                 "of the rows that was chosen by their values is another table. Nothing was released"
             )
-        if charges and charges[0].unit != unit:
+        if charges and charges[0].unit != plan.unit:
             raise PrivacyBudgetError(
                 f"in the runs that were charged to {self.path} other rows belonged together than here (`unit=`): "
                 "guarantees for different units do not add up. Nothing was released. Pass the same unit, with the rows "
@@ -193,7 +192,7 @@ class PrivacyBudget:
         rho = math.fsum(count * (mechanism.rho or 0.0) for mechanism, count in releases) if gaussian else None
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         num_rows = None if plan.num_rows is None else int(plan.num_rows)
-        charge = Charge(what, float(plan.eps), float(plan.delta), rho, num_rows, unit, time)
+        charge = Charge(what, float(plan.eps), float(plan.delta), rho, num_rows, plan.unit, time)
         if rho is not None:
             self._admit_gaussian(charge, rho, charges)
         else:

@@ -95,6 +95,7 @@ class Plan:
     :ivar eps, delta: the guarantee. ``eps=inf`` means no noise and no privacy.
     :ivar kinds: for each kind of release, the mechanisms and how many there may be.
     :ivar num_rows: n; None with ``add_or_remove_one``, where it is private.
+    :ivar unit: "row", or a hash of which rows belong to which unit.
     """
 
     eps: float
@@ -104,6 +105,7 @@ class Plan:
     num_iterations: int
     num_chains: int
     num_rows: int | None
+    unit: str = "row"
 
     @property
     def private(self) -> bool:

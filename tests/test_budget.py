@@ -258,6 +258,9 @@ def test_persons_that_are_others_do_not_share_a_budget(path):
     on(np.repeat(list("abcdefghij"), 5))  # the same people under other names
     with pytest.raises(PrivacyBudgetError, match="other rows belonged together"):
         on(np.tile(np.arange(10), 5))
+    same = copy.copy(DPPenalty(model, eps=0.5, step_size=0.1, budget=budget, unit=np.tile(np.arange(10), 5)))
+    with pytest.raises(Exception, match="other rows belonged together"):  # though the original has grouped nothing
+        fit(same)
     assert len(budget.charges) == 2
 
 

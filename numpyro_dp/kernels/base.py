@@ -543,9 +543,10 @@ class DPKernel(MCMCKernel, Algorithm):
         else:
             multipliers = {kind: value for kind, value in self._noise_multipliers.items() if value is not None}
             plan = plan_for_noise(noise_multipliers=multipliers, **common)
+        plan = dataclasses.replace(plan, unit=self._unit_hash)
         self._check_plan(plan, n)
         if self._budget is not None:
-            self._budget.require(plan, self._unit_hash)
+            self._budget.require(plan)
         self._described = self._describe_table(separated)
         self._ledger.commit(plan, repr((type(self).__name__, self._settings())))
 
@@ -553,7 +554,7 @@ class DPKernel(MCMCKernel, Algorithm):
         """Charge the plan to the table's budget."""
         assert self._budget is not None
         name = getattr(self._model, "__name__", type(self._model).__name__)
-        self._budget.charge(plan, f"{type(self).__name__} of {name}", self._unit_hash)
+        self._budget.charge(plan, f"{type(self).__name__} of {name}")
 
     def _wanted(self, num_rows: int, num_iterations: int, num_chains: int) -> dict[str, Wanted]:
         """Everything that the budget is for."""
