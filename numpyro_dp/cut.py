@@ -27,6 +27,7 @@ each other, as ordered cut points are; then the cut moves towards z, and to z it
 **No private value is read.** Rows are shapes where the function is traced, and synthetic where it is compared.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -60,6 +61,8 @@ class Cut:
         or of a value by the operation that computes it, as in `add_12[2]`.
     :ivar coordinates: the function ``flat z -> phi``. Sees no private argument.
     :ivar row_log_density: the function ``(phi, one-row slices of the private arguments) -> log p(row | z)``.
+    :ivar drawn_log_density: the function ``(phi, one-row slices, words of a key) -> log p(row' | z)``, where row' is the
+        row with its outcomes drawn at phi, constants to derivatives; None where phi does not tell their law.
     """
 
     size: int
@@ -67,6 +70,7 @@ class Cut:
     names: tuple[str, ...]
     coordinates: Callable[[jax.Array], jax.Array]
     row_log_density: Callable[[jax.Array, tuple], jax.Array]
+    drawn_log_density: Callable[[jax.Array, tuple, jax.Array], jax.Array] | None = None
 
 
 def find_cut(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
@@ -88,26 +92,28 @@ def find_cut(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
             break
         banned |= blamed if blamed - banned and attempt + 1 < _ATTEMPTS else computed
     if not phi.values and phi.entries.size in (0, graph.num_params):
-        return _trivial(separated, args, kwargs)
+        return _trivial(graph, separated, args, kwargs)
     return Cut(
         size=phi.size,
         trivial=False,
         names=_names(graph, phi, separated),
         coordinates=functools.partial(_coordinates, graph, phi, public),
         row_log_density=functools.partial(_row_log_density, graph, phi, public),
+        drawn_log_density=functools.partial(_drawn_log_density, graph, phi, public) if _draws(graph, phi) else None,
     )
 
 
 _ATTEMPTS = 5
 
 
-def _trivial(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
+def _trivial(graph: "_Graph", separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
     return Cut(
         size=separated.num_params,
         trivial=True,
         names=tuple(_entry_names(separated)),
         coordinates=lambda z: z,
         row_log_density=separated.row_log_density(args, kwargs),
+        drawn_log_density=None if graph.drawn is None else separated.drawn_log_density(args, kwargs),
     )
 
 
@@ -127,8 +133,9 @@ class _Graph:
 
     :ivar ops: the operations, each after those that it needs.
     :ivar constants: values known beforehand, by number.
-    :ivar z, public, rows, output: numbers of the flat parameters, of the public arrays, of the row and of the result.
-    :ivar of_z, of_row: the values that depend on the parameters, and those that depend on the row.
+    :ivar z, public, rows, key: numbers of the flat parameters, of the public arrays, of the row, of the key's words.
+    :ivar output, drawn: numbers of the row's log density, and of that of a row that is drawn; None if none can be.
+    :ivar of_z, of_row: the values that depend on the parameters, and those that depend on the row (or on the key).
     :ivar entries: the values that are entries of z, and which: indices in the shape of the value.
     """
 
@@ -138,11 +145,12 @@ class _Graph:
         self.avals: list[Any] = []  # shape and dtype of each value
         self.constants: dict[int, Any] = {}
         self._known: dict[Any, Any] = {}
-        self.z, *rest = inputs = [self._value(var.aval) for var in closed.jaxpr.invars]
+        self.z, self.key, *rest = inputs = [self._value(var.aval) for var in closed.jaxpr.invars]
         self.rows, self.public = rest[:num_rows], rest[num_rows:]
-        self.of_z, self.of_row = {self.z}, set(self.rows)
+        self.of_z, self.of_row = {self.z}, {self.key, *self.rows}
         self.entries: dict[int, np.ndarray] = {self.z: np.arange(self.size(self.z))}
-        (self.output,) = self._write_out(closed.jaxpr, closed.consts, inputs)
+        self.output, *drawn = self._write_out(closed.jaxpr, closed.consts, inputs)
+        self.drawn = drawn[0] if drawn else None
 
     @property
     def num_params(self) -> int:
@@ -281,15 +289,21 @@ _CALLS = {
 def _trace(separated: SeparableModel, args: tuple, kwargs: dict) -> _Graph:
     leaves, treedef = jax.tree.flatten((args, kwargs))
 
-    def log_density(z: jax.Array, rows: tuple, public: Sequence) -> jax.Array:
+    def log_densities(z: jax.Array, key: jax.Array, rows: tuple, public: Sequence) -> list[jax.Array]:
         supply = iter(public)
         filled = [next(supply) if _is_public(a) else leaf for leaf, a in zip(leaves, separated.arguments, strict=True)]
-        return separated.row_log_density(*jax.tree.unflatten(treedef, filled))(z, rows)
+        args, kwargs = jax.tree.unflatten(treedef, filled)
+        found = [separated.row_log_density(args, kwargs)(z, rows)]
+        # Whatever keeps outcomes from being drawn (a law that has no sampler, say), one can do without.
+        with contextlib.suppress(Exception):
+            found.append(separated.drawn_log_density(args, kwargs)(z, rows, key))
+        return found
 
     z = jax.ShapeDtypeStruct((separated.num_params,), ravel_pytree(separated.prototype)[0].dtype)
     rows = tuple(jax.ShapeDtypeStruct((1, *a.row_shape), a.dtype) for a in separated.private_arguments())
     public = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in separated.arguments if _is_public(a)]
-    return _Graph(jax.make_jaxpr(log_density)(z, rows, public), len(rows))
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    return _Graph(jax.make_jaxpr(log_densities)(z, key, rows, public), len(rows))
 
 
 def _is_public(argument: Any) -> bool:
@@ -417,18 +431,42 @@ def _coordinates(graph: _Graph, phi: _Phi, public: Sequence, z: jax.Array) -> ja
 
 
 def _row_log_density(graph: _Graph, phi: _Phi, public: Sequence, at: jax.Array, row: tuple) -> jax.Array:
+    return graph.evaluate(_known(graph, phi, public, at, row), [graph.output])[0]
+
+
+def _drawn_log_density(
+    graph: _Graph, phi: _Phi, public: Sequence, at: jax.Array, row: tuple, key: jax.Array
+) -> jax.Array:
+    assert graph.drawn is not None
+    return graph.evaluate({**_known(graph, phi, public, at, row), graph.key: key}, [graph.drawn])[0]
+
+
+def _draws(graph: _Graph, phi: _Phi) -> bool:
+    """Whether a row can be drawn, and phi is all that it takes."""
+    if graph.drawn is None:
+        return False
+    known = {graph.key, *graph.rows, *graph.public, *phi.values, *_entries_in(graph, phi)}
+    return not any(v in graph.entries and v not in known for op in graph.needed([graph.drawn], known) for v in op.inputs)
+
+
+def _entries_in(graph: _Graph, phi: _Phi) -> list[int]:
+    """The values that are entries of z, all of them in phi."""
+    return [v for v, index in graph.entries.items() if np.all(np.isin(index, phi.entries))]
+
+
+def _known(graph: _Graph, phi: _Phi, public: Sequence, at: jax.Array, row: tuple) -> dict[int, jax.Array]:
     known = _with_public(graph, public)
     known |= {v: jnp.asarray(x, graph.avals[v].dtype) for v, x in zip(graph.rows, row, strict=True)}
     at = jnp.asarray(at, graph.avals[graph.z].dtype)
     start = phi.entries.size
     # The other entries of z reach nothing.
     z = jnp.zeros(graph.num_params, at.dtype).at[phi.entries].set(at[:start])
-    known |= {v: z[graph.entries[v]].astype(graph.avals[v].dtype) for v in phi.cut if v in graph.entries}
+    known |= {v: z[graph.entries[v]].astype(graph.avals[v].dtype) for v in _entries_in(graph, phi)}
     for v in phi.values:
         aval, size = graph.avals[v], graph.size(v)
         known[v] = at[start : start + size].reshape(aval.shape).astype(aval.dtype)
         start += size
-    return graph.evaluate(known, [graph.output])[0]
+    return known
 
 
 def _entry_names(separated: SeparableModel) -> list[str]:

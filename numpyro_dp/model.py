@@ -60,7 +60,16 @@ from numpyro_dp.separability import (
     sites_to_drop,
 )
 from numpyro_dp.synthetic import check_on_synthetic_rows
-from numpyro_dp.tracing import Params, abstract_trace, first_available_dim, fix_latents, keep_sites, sum_over_latents
+from numpyro_dp.tracing import (
+    CannotDrawError,
+    Params,
+    abstract_trace,
+    draw_outcomes,
+    first_available_dim,
+    fix_latents,
+    keep_sites,
+    sum_over_latents,
+)
 
 __all__ = ["Argument", "SeparableModel", "UnsupportedModelError", "released_model", "separate"]
 
@@ -75,6 +84,7 @@ class SeparableModel:
     :ivar arguments: every argument leaf and whether it is private.
     :ivar row_sites: the sites that make up a row's log density.
     :ivar row_latents: those of them that are discrete latents, and are summed out.
+    :ivar constant_outcomes: those that observe a public value, as a 1 that stands for "not seen before its time".
     :ivar first_available_dim: the first axis, from the right, that no site's density uses; enumeration may.
     :ivar dropped_sites: deterministic sites that are left out of the samples, with the reason.
     :ivar prototype: unconstrained parameters of the right shapes and dtypes (zeros).
@@ -87,6 +97,7 @@ class SeparableModel:
     arguments: tuple[Argument, ...]
     row_sites: frozenset[str]
     row_latents: frozenset[str]
+    constant_outcomes: frozenset[str]
     first_available_dim: int
     dropped_sites: dict[str, str]
     prototype: dict[str, np.ndarray]
@@ -101,8 +112,8 @@ class SeparableModel:
         """Rows that one protected unit has at most."""
         return 1
 
-    def per_unit(self, density: Callable[[jax.Array, tuple], jax.Array]) -> Callable[[jax.Array, tuple], jax.Array]:
-        """From a row's density to that of a protected unit's rows together."""
+    def per_unit(self, density: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        """From a row's density to that of a protected unit's rows together: `row_log_density` or `drawn_log_density`."""
         return density
 
     @property
@@ -160,6 +171,28 @@ class SeparableModel:
                 model, self.unravel(z), self.row_sites, self.row_latents, self.first_available_dim, latents
             )
             return density(*row_args, **row_kwargs)
+
+        return log_density
+
+    def drawn_log_density(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple, jax.Array], jax.Array]:
+        """The function ``(flat z, one-row slices, words of a key) -> log p(row' | z)``, where row' is the row with its
+        observed sites drawn from the model at z. To derivatives the draw is a constant.
+
+        :raises CannotDrawError: where the model does not say how a row's outcomes come about; the function does, too.
+        """
+        args, kwargs = self.without_private(args, kwargs)
+        outcomes = self.row_sites - self.row_latents
+        if self.constant_outcomes:
+            raise CannotDrawError(f"{sorted(self.constant_outcomes)} observe constants")
+        drawn_model = keep_sites(released_model(self.model), lambda name: True, self.row_plates, 1)
+
+        @functools.partial(jax.jit, inline=True)
+        def log_density(z: jax.Array, row: tuple, key: jax.Array) -> jax.Array:
+            row_args, row_kwargs = self.with_private(args, kwargs, row)
+            key = jax.random.wrap_key_data(key, impl="threefry2x32")
+            values = draw_outcomes(drawn_model, self.unravel(z), outcomes, key, row_args, row_kwargs)
+            drawn = dataclasses.replace(self, model=_Observe(self.model, jax.lax.stop_gradient(values)))
+            return drawn.row_log_density(args, kwargs)(z, row)
 
         return log_density
 
@@ -240,6 +273,18 @@ class _Unobserve(Messenger):
                 msg["is_observed"], msg["value"] = False, None
 
 
+class _Observe(Messenger):
+    """Observed sites with other values."""
+
+    def __init__(self, fn: Callable, values: Mapping[str, jax.Array]):
+        self.values = values
+        super().__init__(fn)
+
+    def process_message(self, msg):
+        if msg["type"] == "sample" and msg["name"] in self.values:
+            msg["value"] = self.values[msg["name"]]
+
+
 def separate(
     model: Callable,
     args: tuple = (),
@@ -282,6 +327,9 @@ def separate(
             s.name for s in observed if s.depends_on & private or s.plates & row_plates or s.discrete_latents & latents
         ),
         row_latents=latents,
+        constant_outcomes=frozenset(
+            s.name for s in observed if s.plates & row_plates and not s.value_depends_on & private
+        ),
         first_available_dim=first_available_dim(sites),
         dropped_sites={},
         prototype=full.prototype,

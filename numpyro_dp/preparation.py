@@ -56,7 +56,8 @@ LINE = np.array([1.0, 0.4, 0.16, 0.064])
 """Multiples of a Newton step that are compared."""
 
 # Clipped gradients are those of surprising rows, and pull one way: the coefficients of a logistic regression come out
-# too large, and intervals cover too little, unless the last bounds leave some room.
+# too large, and intervals cover too little. Where the model cannot tell by how much (`centred_gradient`), the last
+# bounds leave some room, so that fewer rows are clipped.
 _ROOM = np.array([1.25, 1.0])
 
 CHECK_POINTS = 16
@@ -223,7 +224,7 @@ def locate(survey: Survey, prior: NormalPrior, ask: Ask, options: Preparation, r
         last = rounds[-1].bounds if r >= _WIDE_ROUNDS else None
         draws = ask("bounds", r, 2 * _grid(r).num_counts, ())
         bounds = _find_bounds(survey, draws, frame, last, (share * options.gradient, share * options.curvature))
-        here = _derivatives(survey, ask, frame, bounds, ("gradient", "curvature"), r)
+        here = _derivatives(survey, ask, frame, bounds, ("gradient", "curvature"), r, survey.centres)
         rounds.append(here)
         edge = _edge(here.curvature_scale, survey.size)
         of_prior = frame.whitening.T @ precision @ frame.whitening
@@ -250,11 +251,13 @@ def _find_bounds(survey: Survey, draws: Draw, frame: Frame, last: np.ndarray | N
 
 
 def _derivatives(
-    survey: Survey, ask: Ask, frame: Frame, bounds: np.ndarray, kinds: tuple[str, str], stage: int
+    survey: Survey, ask: Ask, frame: Frame, bounds: np.ndarray, kinds: tuple[str, str], stage: int, centred: bool
 ) -> Round:
     m = survey.size
     draws = [_only(ask(kind, stage, 1, (w,))) for kind, w in zip(kinds, (m, m * (m + 1) // 2), strict=True)]
-    score, score_scale, hessian, curvature_scale = survey.derivatives((draws[0], draws[1]), frame, bounds)
+    score, score_scale, hessian, curvature_scale = survey.derivatives(
+        (draws[0], draws[1]), frame, bounds, centred
+    )
     return Round(frame, score, score_scale, -hessian, curvature_scale, bounds)
 
 
@@ -310,18 +313,26 @@ def check(survey: Survey, frame: Frame, last: Round, ask: Ask) -> Check:
 
 
 def final_release(
-    survey: Survey, frame: Frame, last: np.ndarray, earlier: list[Round], ask: Ask, options: Preparation, rho: float
+    survey: Survey,
+    frame: Frame,
+    last: np.ndarray,
+    earlier: list[Round],
+    ask: Ask,
+    options: Preparation,
+    rho: float,
+    centred: bool,
 ) -> tuple[Surrogate, np.ndarray]:
     """The surrogate and the clip bounds of its derivatives: released once more, with `rho`.
 
     :param last: clip bounds of the last round.
     :param earlier: rounds whose derivatives are combined with the new ones.
+    :param centred: whether the gradients are `centred_gradient`.
     """
     curvature = options.final_curvature or 0.0
     gradient = 1 - options.final_bounds - curvature
     draws = ask("final bounds", 0, 2 * NARROW.num_counts, ())
-    bounds = _find_bounds(survey, draws, frame, last, (gradient * rho, curvature * rho)) * _ROOM
-    here = _derivatives(survey, ask, frame, bounds, ("final gradient", "final curvature"), 0)
+    bounds = _find_bounds(survey, draws, frame, last, (gradient * rho, curvature * rho)) * (1 if centred else _ROOM)
+    here = _derivatives(survey, ask, frame, bounds, ("final gradient", "final curvature"), 0, centred)
     return combine(here, earlier), here.bounds
 
 

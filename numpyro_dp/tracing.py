@@ -293,6 +293,36 @@ class keep_sites(Messenger):
                 msg["fn"] = msg["fn"].mask(False)
 
 
+class CannotDrawError(Exception):
+    """The model does not say how a row's outcomes come about. Never shown: what needs to know does without."""
+
+
+def draw_outcomes(
+    model: Callable, z: Params, outcomes: Collection[str], rng_key: jax.Array, args: tuple, kwargs: dict
+) -> dict[str, jax.Array]:
+    """Values of a row's observed sites, drawn from the model at `z`.
+
+    :param model: with these sites unobserved; other sites have one row.
+    :raises CannotDrawError: if a site is a factor, or masked row by row (as missing or censored outcomes are: what is
+        seen of them is no draw of the site's law), or hidden in a loop.
+    """
+
+    def value(site: dict) -> jax.Array | None:
+        is_given = site["type"] == "sample" and site["name"] in z
+        return biject_to(site["fn"].support)(z[site["name"]]) if is_given else None
+
+    sites = trace(seed(substitute(model, substitute_fn=value), rng_key)).get_trace(*args, **kwargs)
+    for name in outcomes:
+        site = sites.get(name)
+        if site is None or site["is_observed"] or _is_masked(site["fn"]):
+            raise CannotDrawError(f"site {name} is a factor, masked or in a loop")
+    return {name: sites[name]["value"] for name in outcomes}
+
+
+def _is_masked(fn: dist.Distribution | None) -> bool:
+    return fn is not None and (isinstance(fn, dist.MaskedDistribution) or _is_masked(getattr(fn, "base_dist", None)))
+
+
 class _spot_control_flow(Messenger):
     """Note whether the model runs NumPyro's `scan` or `cond`."""
 

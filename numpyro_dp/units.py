@@ -59,10 +59,11 @@ class UnitModel(SeparableModel):
         """The function ``(flat z, slices of `rows` for one unit) -> log p(all of its rows | z)``."""
         return self.per_unit(super().row_log_density(args, kwargs))
 
-    def per_unit(self, density: Callable[[jax.Array, tuple], jax.Array]) -> Callable[[jax.Array, tuple], jax.Array]:
-        def total(z: jax.Array, unit: tuple) -> jax.Array:
+    def per_unit(self, density: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        def total(z: jax.Array, unit: tuple, *key: jax.Array) -> jax.Array:
             *rows, present = (part[0] for part in unit)
-            each = jax.vmap(lambda *row: density(z, tuple(part[None] for part in row)))(*rows)
+            keys = [_split_words(words, present.shape[0]) for words in key]
+            each = jax.vmap(lambda row, *key: density(z, tuple(part[None] for part in row), *key))(rows, *keys)
             return jnp.sum(jnp.where(present, each, 0))
 
         return total
@@ -109,6 +110,10 @@ def require_same_groups(grouped: SeparableModel, unit: str, args: tuple, kwargs:
             f"unit={unit!r} says otherwise than before which rows are whose, and this kernel has grouped them already. "
             "Make a new kernel"
         )
+
+
+def _split_words(words: jax.Array, num: int) -> jax.Array:
+    return jax.random.key_data(jax.random.split(jax.random.wrap_key_data(words, impl="threefry2x32"), num))
 
 
 def _number(ids: np.ndarray) -> np.ndarray:

@@ -103,6 +103,55 @@ def test_the_density_is_that_of_the_model(case, x64):
         _assert_same_density(separated, cut, case.args, case.kwargs)
 
 
+# What is seen of an outcome that is masked row by row is no draw of its law, a loss has none, a 1 that stands for "not
+# seen before its time" is not drawn, and NumPyro draws no multinomial of a number of trials that is not known.
+_NOT_DRAWN = {
+    "missing_by_mask",
+    "row_factor",
+    "item_response",
+    "censored_by_masks",
+    "censored_by_factor",
+    "dirichlet_multinomial",
+    "missing_as_nan",
+    "latent_zeros",
+    "weighted_membership",
+    "repeated_measures",
+    "missing_covariate",
+}
+_DRAWS = 4000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rows_are_drawn_from_the_model(case, x64):
+    """The expectation of the score is 0: of all laws that outcomes may have, at the model's own only.
+
+    In double precision: in single, the draws of a beta law may be 1.
+    """
+    args, kwargs = case.args, case.kwargs
+    separated, cut = _find(case.model, args, kwargs, **case.options)
+    assert (cut.drawn_log_density is None) == (case.name in _NOT_DRAWN)
+    if cut.drawn_log_density is None:
+        return
+    cut = find_cut(separated, args, kwargs)
+    rng = np.random.default_rng(4)
+    z = rng.uniform(-1, 1, separated.num_params).astype(separated.ravel(separated.prototype).dtype)
+    rows = tuple(r[:, None] for r in separated.rows(args, kwargs))
+    words = jnp.asarray(rng.integers(0, 2**32, (_DRAWS, 2), np.uint32))
+    scores = jax.jit(
+        lambda phi: jax.lax.map(
+            lambda key: jnp.mean(
+                jax.vmap(lambda row: jax.grad(cut.drawn_log_density)(phi, row, key))(rows), 0
+            ),
+            words,
+            batch_size=100,
+        )
+    )(cut.coordinates(z))
+    mean, spread = np.mean(scores, 0, dtype=float), np.std(scores, 0, dtype=float)
+    assert np.any(spread > 0)
+    assert np.all(np.abs(mean) <= 5.5 * spread / np.sqrt(_DRAWS) + 1e-5 * np.abs(scores).max(0)), mean / spread
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_graph_is_the_model(case, x64):

@@ -214,7 +214,12 @@ class PreparedKernel(DPKernel):
         plan, power = self._ledger.plan, self._power(separated.num_rows)
         rho = _rho(plan.kinds)
         cut = find_cut(separated.of_rows, args, kwargs)
-        cut = dataclasses.replace(cut, row_log_density=separated.per_unit(cut.row_log_density))
+        drawn = cut.drawn_log_density
+        cut = dataclasses.replace(
+            cut,
+            row_log_density=separated.per_unit(cut.row_log_density),
+            drawn_log_density=None if drawn is None else separated.per_unit(drawn),
+        )
         if not options.force and plan.num_rows is not None:
             require_hope(cut.size, plan.num_rows / power, rho, options, plan.eps)
         counts = {kind: sum(shares.counts) for kind, shares in preparation_releases(options).items()}
@@ -233,9 +238,18 @@ class PreparedKernel(DPKernel):
         surrogate, bounds = None, rounds[-1].bounds
         if mode != "walk":
             final = _rho({kind: self._ledger.plan.kinds[kind] for kind in FINAL})
-            # Residuals give back what the last clip has taken, and know nothing of those before.
-            earlier = [] if mode == "residual" else rounds[-COMBINED:]
-            surrogate, bounds = final_release(survey, frame, rounds[-1].bounds, earlier, self._draw_for, options, final)
+            # Residuals give back what the last clip has taken; they know nothing of those before, nor of centres.
+            alone = mode == "residual"
+            surrogate, bounds = final_release(
+                survey,
+                frame,
+                rounds[-1].bounds,
+                [] if alone else rounds[-COMBINED:],
+                self._draw_for,
+                options,
+                final,
+                survey.centres and not alone,
+            )
         slope, step = self._proposals(mode, survey, frame, bounds) if mode != "surrogate" else (None, 1.0)
         start, covariance = start_near(cut, frame, surrogate, z_prior)
         distance = None if surrogate is None else distance_to_mode(surrogate, prior)

@@ -45,7 +45,7 @@ class Survey:
         self.power = target.power
         self.dtype = jnp.result_type(float)
         self._bounds = jax.jit(self._find_bounds, static_argnums=3)
-        self._derivatives = jax.jit(self._sum_derivatives)
+        self._derivatives = jax.jit(self._sum_derivatives, static_argnums=4)
         self._gains = jax.jit(self._sum_gains)
         self._residual_bound = jax.jit(self._find_residual_bound, static_argnums=3)
         self._residuals = jax.jit(self._sum_residuals)
@@ -79,17 +79,23 @@ class Survey:
         counts, settings = _split(grids)
         return np.asarray(self._bounds(self._target.rows, draws, self._cast(frame), counts, settings, *numbers), float)
 
+    @property
+    def centres(self) -> bool:
+        """Whether `derivatives` can be centred: the model tells how rows come about, and n is public."""
+        return self._cut.drawn_log_density is not None and self._target.has_public_size
+
     def derivatives(
-        self, draws: tuple[Draw, Draw], frame: Frame, bounds: np.ndarray
+        self, draws: tuple[Draw, Draw], frame: Frame, bounds: np.ndarray, centred: bool = False
     ) -> tuple[np.ndarray, float, np.ndarray, float]:
         """Gradient and Hessian of the log likelihood with respect to ``u`` at 0.
 
         :param bounds: of one row's gradient norm and of one row's Hessian's Frobenius norm, not tempered.
+        :param centred: whether rows' gradients are those of `centred_gradient`.
         :return: gradient (m,), standard deviation of its noise in each entry; Hessian (m, m), standard deviation of
             the noise in its diagonal (off the diagonal it is smaller by the square root of 2).
         """
         gradient, hessian = self._derivatives(
-            self._target.rows, draws, self._cast(frame), jnp.asarray(bounds, self.dtype)
+            self._target.rows, draws, self._cast(frame), jnp.asarray(bounds, self.dtype), centred
         )
         flat = np.asarray(hessian.value, float)
         matrix = np.zeros((self.size, self.size))
@@ -165,19 +171,26 @@ class Survey:
             draws, norms, _join(counts, settings), smallest, thresholds, self.size**2
         )
 
-    def _sum_derivatives(self, rows, draws, frame, bounds) -> tuple[Released, Released]:
+    def _sum_derivatives(self, rows, draws, frame, bounds, centred) -> tuple[Released, Released]:
         target = self._target.on(rows)
         rows_, columns = np.tril_indices(self.size)
         weights = jnp.asarray(np.where(rows_ == columns, 1, np.sqrt(2)), self.dtype)  # the vector has the matrix's norm
 
         def gradient(row: tuple) -> jax.Array:
-            at = jax.grad(lambda u: self._cut.row_log_density(frame.at(u), row))
-            return at(jnp.zeros_like(frame.center))
+            return row_gradient(self._cut, frame, row)
+
+        def centred_at(numbered: tuple) -> jax.Array:
+            *row, number = numbered
+            return centred_gradient(self._cut, frame, bounds[0], tuple(row), number[0])
 
         def hessian(row: tuple) -> jax.Array:
             return row_derivatives(self._cut, frame, row)[1][rows_, columns] * weights
 
-        first = target.release_sum(draws[0], gradient, bounds[0], self.size)
+        if centred:
+            numbered = target.on((*rows, jnp.arange(rows[0].shape[0])))
+            first = numbered.release_sum(draws[0], centred_at, bounds[0], self.size * CENTRE_DRAWS)
+        else:
+            first = target.release_sum(draws[0], gradient, bounds[0], self.size)
         second = target.release_sum(draws[1], hessian, bounds[1], self.size**2)
         return self._tempered(first), self._tempered(second)
 
@@ -232,6 +245,39 @@ class Survey:
 
 
 # -- One row -----------------------------------------------------------------------------------------------------------
+
+
+def row_gradient(cut: Cut, frame: Frame, row: tuple) -> jax.Array:
+    """Gradient (m,) of a row's log density with respect to u, at 0."""
+    return jax.grad(lambda u: cut.row_log_density(frame.at(u), row))(jnp.zeros_like(jnp.asarray(frame.center)))
+
+
+CENTRE_DRAWS = 8
+"""Outcomes that are drawn for a row; they add less than an eighth of what the clip takes of the score's variance."""
+
+
+def centred_gradient(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number: jax.Array) -> jax.Array:
+    """A row's clipped gradient plus what the clip would take from it on average if the model held at the frame's centre.
+
+    The rows that are clipped are those with surprising outcomes, and they pull one way: the sum of clipped gradients
+    is not 0 on average where that of the gradients is, and whoever takes it for a score is biased. With the expected
+    loss given back, row by row, it is (Künsch, Stefanski and Carroll 1989, for the estimating equations of bounded
+    influence). The loss is averaged over outcomes drawn from the model for the row's covariates; the pseudo-random
+    numbers are public, and depend on the row's position only. To bound what the row contributes, the sum is clipped
+    once more by whoever adds it up.
+
+    :param number: the position of the row.
+    """
+    assert cut.drawn_log_density is not None
+    density = cut.drawn_log_density
+    key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), number)
+    words = jax.random.key_data(jax.random.split(key, CENTRE_DRAWS))
+
+    def lost(words: jax.Array) -> jax.Array:
+        drawn = jax.grad(lambda u: density(frame.at(u), row, words))(jnp.zeros_like(jnp.asarray(frame.center)))
+        return jnp.where(jnp.all(jnp.isfinite(drawn)), drawn - clip_norm(drawn, bound), 0)
+
+    return clip_norm(row_gradient(cut, frame, row), bound) + jnp.mean(jax.vmap(lost)(words), 0)
 
 
 def row_derivatives(cut: Cut, frame: Frame, row: tuple) -> tuple[jax.Array, jax.Array]:

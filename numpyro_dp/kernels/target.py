@@ -307,7 +307,7 @@ class PrivateTarget:
             batch_size=min(self._rows[0].shape[0], chunk_rows(width * self._rows_per_unit)),
         )
         # Centred indicators have half the norm; but where n is private it may not be added back.
-        centre = 0.5 if self._relation == "replace_one" else 0.0
+        centre = 0.5 if self.has_public_size else 0.0
 
         def search(values: jax.Array, draws: Draw, grid: Grid, smallest: jax.Array, threshold: jax.Array) -> jax.Array:
             def bound(position: jax.Array) -> jax.Array:
@@ -339,6 +339,11 @@ class PrivateTarget:
     def rows(self) -> tuple[jax.Array, ...]:
         """The private arrays, for a program that takes them as arguments instead of holding them as constants."""
         return self._rows
+
+    @property
+    def has_public_size(self) -> bool:
+        """Whether the number of rows, and with it which row is where, is the same in neighbouring tables."""
+        return self._relation == "replace_one"
 
     def on(self, rows: tuple[jax.Array, ...]) -> "PrivateTarget":
         """The same target with its rows given anew: those of `rows`, traced."""
