@@ -86,7 +86,7 @@ class Preparation:
 
     locate: float | None = None
     rounds: int = 5
-    growth: float = 2.0
+    growth: float = 3.0
     bounds: float = 0.2
     gradient: float = 0.49
     curvature: float = 0.13
@@ -125,7 +125,9 @@ class Preparation:
         that is left to go: the best h is ``r / (1 + r)`` with ``r**2 = b / a``. With clip bounds of 2.5 and 3 times a
         typical row's derivatives in whitened coordinates, ``sqrt(size / n)`` and ``size / n``, and the distance that
         the last round's noise leaves, ``r = 22 size**1.5 / (n sqrt(rho))``. Where r is large, more than a fifth for
-        the curvature did not pay (d = 20). Where it is small, little is needed to locate.
+        the curvature did not pay (d = 20). Where it is small, little is needed to locate; but the last round's
+        derivatives are not lost, and the nearer the last release is to the posterior, the less the third derivatives
+        matter that no release knows (rare outcomes, d = 20: coverage).
 
         :param size: number of parameters.
         :param num_rows: n over the power of the likelihood; None if n is private.
@@ -133,7 +135,7 @@ class Preparation:
         """
         r = 0.2 if num_rows is None else 22 * size**1.5 / (num_rows * math.sqrt(rho))
         curvature = min(max(r / (1 + r), 0.05), 0.2, 0.95 - self.final_bounds)
-        locate = min(max(0.1 + r, 0.13), 0.26, 0.9 - self.check)
+        locate = min(max(0.15 + r, 0.25), 0.5, 0.9 - self.check)
         return dataclasses.replace(
             self,
             locate=locate if self.locate is None else self.locate,
