@@ -607,8 +607,9 @@ def exact(name: str, seed: int) -> Exact:
     name = name.removesuffix("-centred")  # the same table and posterior
     case = CASES[name]
     model, args, kwargs, _ = case.make(seed)
-    made_of = hashlib.sha256(inspect.getsource(model).encode())
-    for leaf in jax.tree.leaves((args, kwargs)):
+    function, settings = (model.func, model.keywords) if isinstance(model, partial) else (model, {})
+    made_of = hashlib.sha256(inspect.getsource(function).encode())
+    for leaf in jax.tree.leaves((args, kwargs, settings)):
         made_of.update(np.asarray(leaf).tobytes())
     path = CACHE / f"{name}-{seed}-{made_of.hexdigest()[:16]}.npz"
     if path.exists():
