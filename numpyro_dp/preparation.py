@@ -36,11 +36,11 @@ from numpyro_dp.ledger import PrivacyBudgetError
 from numpyro_dp.surrogate import Surrogate
 
 WIDE = Grid(2.0, 6)
-NARROW = Grid(2**0.25, 6, no_rows=4.0)
+NARROW = Grid(2**0.125, 7, no_rows=4.0)
 CHECK_GRID = Grid(2.0, 6)
 _SMALLEST = 2.0**-16  # of a bound, in prior standard deviations: with less, even a million rows say little
 _WIDE_ROUNDS = 2  # after them, bounds are near the last ones
-_BELOW = 2.0**-6  # the narrow grid starts so far below the last bound, and ends at 2**9.75 times it
+_BELOW = 2.0**-6  # the narrow grid starts so far below the last bound, and ends at 2**9.875 times it
 
 MAX_CURVATURE_NOISE = 1.0
 """Relative noise of the curvature, as foreseen, above which a run is refused."""
@@ -135,7 +135,7 @@ class Preparation:
         """
         r = 0.2 if num_rows is None else 22 * size**1.5 / (num_rows * math.sqrt(rho))
         curvature = min(max(r / (1 + r), 0.05), 0.2, 0.95 - self.final_bounds)
-        locate = min(max(0.15 + r, 0.25), 0.5, 0.9 - self.check)
+        locate = min(max(0.1 + r, 0.25), 0.5, 0.9 - self.check)
         return dataclasses.replace(
             self,
             locate=locate if self.locate is None else self.locate,

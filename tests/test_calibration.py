@@ -23,6 +23,7 @@ from scipy.special import logsumexp
 import numpyro_dp.kernels.prepared
 from numpyro_dp import DPHMC, MCMC
 from numpyro_dp.kernels.prepared import PreparedKernel
+from numpyro_dp.kernels.survey import Survey
 from numpyro_dp.preparation import Preparation
 
 N, D, REPETITIONS, POINTS = 20_000, 3, 300, 2000
@@ -157,6 +158,16 @@ def test_true_parameters_have_uniform_ranks_and_intervals_cover_them():
 def test_the_true_norm_has_a_uniform_rank():
     """A direction that all tables share shows a bias that parameters of either sign average out."""
     assert stats.kstest(ranks(1.0)[:, D], "uniform").pvalue > 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_once")
+def test_gradients_that_are_clipped_and_not_centred_would_be_noticed(monkeypatch):
+    """A negative control: clipped rows pull the norm one way."""
+    derivatives = Survey.derivatives
+    monkeypatch.setattr(Survey, "derivatives", lambda self, *args: derivatives(self, *args[:3], False))
+    # Not the remembered ranks of the kernel as it is.
+    assert stats.kstest(ranks.__wrapped__(1.0)[:, D], "uniform").pvalue < 1e-6
 
 
 @pytest.mark.slow

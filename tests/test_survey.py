@@ -19,7 +19,7 @@ import numpyro_dp.kernels.survey
 import numpyro_dp.kernels.target
 from numpyro_dp.clipping import GRID, sensitivity_steps
 from numpyro_dp.cut import Cut
-from numpyro_dp.kernels.survey import Frame, Survey, distance, residual_distance
+from numpyro_dp.kernels.survey import CENTRE_DRAWS, Frame, Survey, distance, residual_distance
 from numpyro_dp.kernels.target import Draw, Grid, PrivateTarget
 from numpyro_dp.noise import GridNoise
 from numpyro_dp.preparation import LINE
@@ -47,6 +47,21 @@ def log_normal(phi, row):
     return -(misfit**2) / 2 - phi[2] - jnp.log(y[0])
 
 
+def drawn_logistic(phi, row, words):
+    X, y = row
+    drawn = jax.random.bernoulli(jax.random.wrap_key_data(words), jax.nn.sigmoid(X[0] @ phi))
+    return logistic(phi, (X, drawn[None].astype(y.dtype)))
+
+
+def drawn_log_normal(phi, row, words):
+    X, y = row
+    normal = jax.random.normal(jax.random.wrap_key_data(words), y.shape, y.dtype)
+    return log_normal(phi, (X, jax.lax.stop_gradient(jnp.exp(X[0, :2] @ phi[:2] + jnp.exp(phi[2]) * normal))))
+
+
+DRAWN = {logistic: drawn_logistic, log_normal: drawn_log_normal}
+
+
 def table(n, seed=0):
     rng = np.random.default_rng(seed)
     return rng.normal(size=(n, M)) * rng.choice([0.3, 1.0, 4.0], (n, 1)), rng.integers(0, 2, n).astype(float)
@@ -63,7 +78,7 @@ def survey_of(rows, relation="replace_one", power=1.0, density=logistic):
         num_rows=len(rows[0]),
     )
     target = PrivateTarget(separated, (), {}, neighboring_relation=relation, power=power)
-    return Survey(target, Cut(M, True, ("a", "b", "c"), lambda z: z, density))
+    return Survey(target, Cut(M, True, ("a", "b", "c"), lambda z: z, density, DRAWN[density]))
 
 
 def draw(*shape, hi=0, lo=0, multiplier=1e-9):
@@ -149,6 +164,35 @@ def test_the_packed_hessian_has_the_norm_of_the_matrix_and_so_has_its_noise(x64)
     bound = 0.9 * np.linalg.norm(one)  # clipped by the Frobenius norm: no entry is, alone
     alone = survey_of((X[:1], Y[:1])).derivatives((draw(M), draw(packed)), FRAME, np.array([1.0, bound]))
     np.testing.assert_allclose(alone[2], 0.9 * one[0], rtol=1e-4)
+
+
+def test_centred_gradients_are_0_on_average_where_the_model_holds_and_clipped_ones_are_not():
+    """Surprising outcomes are clipped, and they are all of one kind: most outcomes are 0."""
+    rng, n = np.random.default_rng(), 40_000
+    X = np.abs(rng.normal(size=(n, M)))
+    center = np.array([-0.7, -0.8, -0.9])
+    frame = Frame(center, np.eye(M))
+    p = 1 / (1 + np.exp(-X @ center))
+    spread = np.sqrt(np.einsum("n,ni,ni->i", p * (1 - p), X, X))  # of the unclipped sum
+    bounds = np.array([1.0, 1e3])
+    survey = survey_of((X, (rng.random(n) < p).astype(float)))
+    draws = draw(M), draw(M * (M + 1) // 2)
+    centred, clipped_only = (survey.derivatives(draws, frame, bounds, centred=c)[0] for c in (True, False))
+    assert np.all(np.abs(centred) < 5 * math.sqrt(1 + 1 / CENTRE_DRAWS) * spread), centred / spread
+    assert np.all(clipped_only < -10 * spread), clipped_only / spread
+
+
+def test_without_a_clip_centred_derivatives_are_the_rows_own(x64):
+    draws = draw(M), draw(M * (M + 1) // 2)
+    survey = survey_of((X, Y))
+    for one, other in zip(*(survey.derivatives(draws, FRAME, LOOSE, centred) for centred in (True, False)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-3)
+
+
+def test_where_a_row_stands_is_private_under_add_or_remove():
+    """So no random number may depend on it."""
+    assert survey_of((X, Y)).centres
+    assert not survey_of((X, Y), "add_or_remove_one").centres
 
 
 @pytest.mark.parametrize("power", [1.0, POWER])
@@ -306,11 +350,17 @@ def ask_everything(survey, bounds, up):
     third = survey.residuals(draw(len(POINTS)), FRAME, bounds, POINTS, bounds[1])
     survey.slope(count, FRAME, PAIRS, SEARCH, 2.0**-6, 1.0)
     survey.slope(count, FRAME, PAIRS, SEARCH, 2.0**-6, 1.0, bounds)
+    centred = []
+    if survey.centres:
+        centred.append(survey.derivatives((draw(M), draw(M * (M + 1) // 2)), FRAME, bounds, centred=True))
     jax.effects_barrier()
-    return first, second, third
+    return first, second, third, *centred
 
 
-NUM_RELEASES = 2 * COUNTS + 2 + 1 + COUNTS + 1 + 2 * COUNTS
+OF_DERIVATIVES = slice(2 * COUNTS, 2 * COUNTS + 2)
+OF_RESIDUALS = 2 * COUNTS + 2 + 1 + COUNTS
+NUM_RELEASES = OF_RESIDUALS + 1 + 2 * COUNTS
+CENTRED = slice(NUM_RELEASES, NUM_RELEASES + 2)
 
 
 def largest_move(survey, recorded, tables, bounds, up):
@@ -321,7 +371,7 @@ def largest_move(survey, recorded, tables, bounds, up):
         recorded.clear()
         released.append(ask_everything(survey, bounds, up))
         sums.append(list(recorded))
-    assert len(sums[0]) == len(sums[1]) == NUM_RELEASES
+    assert len(sums[0]) == len(sums[1]) == (CENTRED.stop if survey.centres else NUM_RELEASES)
     limit = sensitivity_steps(survey._target._relation)
     moves = [
         math.sqrt(sum((a - b) ** 2 for a, b in zip(*pair, strict=True))) / limit for pair in zip(*sums, strict=True)
@@ -374,12 +424,13 @@ def test_a_row_moves_each_release_by_at_most_its_sensitivity(recorded, relation,
         assert np.linalg.norm((one[0] - two[0]) / one[1]) <= 1 / 1e-9 * (1 + 1e-4)
 
 
-def derivatives_gains_residuals(derivatives, gains, residuals):
+def derivatives_gains_residuals(derivatives, gains, residuals, *centred):
     """Values and the standard deviations of their noise, by release."""
-    score, score_scale, hessian, scale = derivatives
-    off = np.tril_indices(M, -1)
-    packed = np.append(np.diag(hessian), hessian[off] * math.sqrt(2))
-    return [(score, score_scale), (packed, scale), gains, residuals]
+    found, off = [], np.tril_indices(M, -1)
+    for score, score_scale, hessian, scale in (derivatives, *centred):
+        packed = np.append(np.diag(hessian), hessian[off] * math.sqrt(2))
+        found += [(score, score_scale), (packed, scale)]
+    return [*found, gains, residuals]
 
 
 WIDTH = math.exp(FRAME.center[2])  # of log y, around 0.1 in a row of ones
@@ -393,7 +444,14 @@ def test_the_sensitivity_of_sums_and_of_counts_is_reached(relation, recorded):
     survey, bounds, up = shared_survey(relation), np.array([1e-3, 1e-3]), [True] * COUNTS
     opposite = [(1.0, 1.0, 1.0, math.exp(0.1 + sign * WIDTH)) for sign in (1, -1)]
     moves, _ = largest_move(survey, recorded, neighbours(relation, *opposite), bounds, up)
-    assert 1 - 1e-3 < moves[2 * COUNTS] <= 1
+    assert 1 - 1e-3 < moves[OF_DERIVATIVES][0] <= 1
+    # What is given back makes up for one outcome's surprise, not for both.
+    assert not survey.centres or moves[CENTRED][0] <= 1
+    if survey.centres:
+        tight = np.array([10.0, 1.0])
+        lone = [(9.0, 0.0, 0.0, math.exp(9.0 * FRAME.center[0] + sign * 1e3 * WIDTH)) for sign in (1, -1)]
+        moves, _ = largest_move(survey, recorded, neighbours(relation, *lone), tight, up)
+        assert 0.9 < moves[CENTRED][0] <= 1
     # A row that exceeds all bounds, and one that exceeds none.
     moves, _ = largest_move(survey, recorded, neighbours(relation, LARGE, QUIET), bounds, up)
     assert moves[:COUNTS] == [1] * COUNTS
@@ -414,6 +472,5 @@ def test_rows_that_are_not_clipped_would_be_noticed(recorded, monkeypatch):
     survey = survey_of(rows_near(), "replace_one", POWER, log_normal)
     tables = neighbours("replace_one", LARGE, QUIET)
     moves, _ = largest_move(survey, recorded, tables, np.array([0.1, 0.1]), [True] * COUNTS)
-    of_derivatives, of_residuals = moves[2 * COUNTS : 2 * COUNTS + 2], moves[-2 * COUNTS - 1]
-    assert min(*of_derivatives, of_residuals) > 1
+    assert min(*moves[OF_DERIVATIVES], *moves[CENTRED], moves[OF_RESIDUALS]) > 1
     assert moves[:COUNTS] == [2] * COUNTS
