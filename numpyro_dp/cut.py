@@ -61,8 +61,8 @@ class Cut:
         or of a value by the operation that computes it, as in `add_12[2]`.
     :ivar coordinates: the function ``flat z -> phi``. Sees no private argument.
     :ivar row_log_density: the function ``(phi, one-row slices of the private arguments) -> log p(row | z)``.
-    :ivar drawn_log_density: the function ``(phi, one-row slices, words of a key) -> log p(row' | z)``, where row' is the
-        row with its outcomes drawn at phi, constants to derivatives; None where phi does not tell their law.
+    :ivar drawn_log_density: the function ``(phi, one-row slices, words of a key) -> log p(row' | z)``, where row' is
+        the row with its outcomes drawn at phi, constants to derivatives; None where phi does not tell their law.
     """
 
     size: int
@@ -99,7 +99,7 @@ def find_cut(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
         names=_names(graph, phi, separated),
         coordinates=functools.partial(_coordinates, graph, phi, public),
         row_log_density=functools.partial(_row_log_density, graph, phi, public),
-        drawn_log_density=functools.partial(_drawn_log_density, graph, phi, public) if _draws(graph, phi) else None,
+        drawn_log_density=functools.partial(_drawn_log_density, graph, phi, public) if _can_draw(graph, phi) else None,
     )
 
 
@@ -441,12 +441,13 @@ def _drawn_log_density(
     return graph.evaluate({**_known(graph, phi, public, at, row), graph.key: key}, [graph.drawn])[0]
 
 
-def _draws(graph: _Graph, phi: _Phi) -> bool:
+def _can_draw(graph: _Graph, phi: _Phi) -> bool:
     """Whether a row can be drawn, and phi is all that it takes."""
     if graph.drawn is None:
         return False
     known = {graph.key, *graph.rows, *graph.public, *phi.values, *_entries_in(graph, phi)}
-    return not any(v in graph.entries and v not in known for op in graph.needed([graph.drawn], known) for v in op.inputs)
+    inputs = {v for op in graph.needed([graph.drawn], known) for v in op.inputs}
+    return not any(v in graph.entries and v not in known for v in inputs)
 
 
 def _entries_in(graph: _Graph, phi: _Phi) -> list[int]:

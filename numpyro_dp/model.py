@@ -113,7 +113,7 @@ class SeparableModel:
         return 1
 
     def per_unit(self, density: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-        """From a row's density to that of a protected unit's rows together: `row_log_density` or `drawn_log_density`."""
+        """From a row's density (`row_log_density`, `drawn_log_density`) to that of a protected unit's rows together."""
         return density
 
     @property

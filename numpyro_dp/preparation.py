@@ -56,9 +56,15 @@ LINE = np.array([1.0, 0.4, 0.16, 0.064])
 """Multiples of a Newton step that are compared."""
 
 # Clipped gradients are those of surprising rows, and pull one way: the coefficients of a logistic regression come out
-# too large, and intervals cover too little. Where the model cannot tell by how much (`centred_gradient`), the last
-# bounds leave some room, so that fewer rows are clipped.
+# too large, and intervals cover too little. Centred, they do not (`centred_gradient`). Where the model cannot tell what
+# the clip takes, the last bounds leave some room instead, so that fewer rows are clipped.
 _ROOM = np.array([1.25, 1.0])
+
+# A centred score answers to a change of the parameters by what is left of the curvature after the clip. That is nearly
+# all of it, unless a few rows know most: then bounds are many times the root mean square of a row's gradient (2.3 to
+# 3.6 in regressions, 7 where 2% of the outcomes are positive).
+_FEW_KNOW_MOST = 5.0
+_MOST_CLIPPED = 0.1  # of all rows
 
 CHECK_POINTS = 16
 
@@ -124,18 +130,18 @@ class Preparation:
         the curvature gets the share h, and one from the curvature's noise, ``b / h``, which grows with the distance
         that is left to go: the best h is ``r / (1 + r)`` with ``r**2 = b / a``. With clip bounds of 2.5 and 3 times a
         typical row's derivatives in whitened coordinates, ``sqrt(size / n)`` and ``size / n``, and the distance that
-        the last round's noise leaves, ``r = 22 size**1.5 / (n sqrt(rho))``. Where r is large, more than a fifth for
-        the curvature did not pay (d = 20). Where it is small, little is needed to locate; but the last round's
-        derivatives are not lost, and the nearer the last release is to the posterior, the less the third derivatives
-        matter that no release knows (rare outcomes, d = 20: coverage).
+        the last round's noise leaves, ``r = 22 size**1.5 / (n sqrt(rho))``. Where r is large, more than three
+        tenths for the curvature did not pay (d = 20). Where it is small, little is needed to locate, but the last
+        round's derivatives are not lost, and the nearer the last release is to the posterior, the less the third
+        derivatives matter, which no release knows (rare outcomes, d = 20: coverage).
 
         :param size: number of parameters.
         :param num_rows: n over the power of the likelihood; None if n is private.
         :param rho: the whole budget.
         """
         r = 0.2 if num_rows is None else 22 * size**1.5 / (num_rows * math.sqrt(rho))
-        curvature = min(max(r / (1 + r), 0.05), 0.2, 0.95 - self.final_bounds)
-        locate = min(max(0.1 + r, 0.25), 0.5, 0.9 - self.check)
+        curvature = min(max(r / (1 + r), 0.05), 0.3, 0.95 - self.final_bounds)
+        locate = min(max(0.1 + r, 0.25), 0.4, 0.9 - self.check)
         return dataclasses.replace(
             self,
             locate=locate if self.locate is None else self.locate,
@@ -208,6 +214,7 @@ class Round(NamedTuple):
     curvature: np.ndarray
     curvature_scale: float
     bounds: np.ndarray
+    centred: bool
 
 
 Ask = Callable[[str, int, int, tuple[int, ...]], Draw]
@@ -226,7 +233,9 @@ def locate(survey: Survey, prior: NormalPrior, ask: Ask, options: Preparation, r
         last = rounds[-1].bounds if r >= _WIDE_ROUNDS else None
         draws = ask("bounds", r, 2 * _grid(r).num_counts, ())
         bounds = _find_bounds(survey, draws, frame, last, (share * options.gradient, share * options.curvature))
-        here = _derivatives(survey, ask, frame, bounds, ("gradient", "curvature"), r, survey.centres)
+        # Earlier ones are far from the posterior, and in no frame in which `_FEW_KNOW_MOST` could be told.
+        centred = r == options.rounds - 1 and _centred(survey, bounds, share * options.gradient)
+        here = _derivatives(survey, ask, frame, bounds, ("gradient", "curvature"), r, centred)
         rounds.append(here)
         edge = _edge(here.curvature_scale, survey.size)
         of_prior = frame.whitening.T @ precision @ frame.whitening
@@ -244,12 +253,28 @@ def _grid(r: int) -> Grid:
 
 def _find_bounds(survey: Survey, draws: Draw, frame: Frame, last: np.ndarray | None, rhos: tuple) -> np.ndarray:
     """Bounds at which so many rows are clipped that what they lose weighs about as much as the noise."""
-    m = survey.size
-    thresholds = 4.5 * math.sqrt(2 * m / rhos[0]), math.sqrt(m * (m + 1) / rhos[1])
+    thresholds = _thresholds(survey.size, rhos)
     if last is None:
         return survey.bounds(draws, frame, (WIDE, WIDE), (_SMALLEST, _SMALLEST), thresholds)
     smallest = float(_BELOW * last[0]), float(_BELOW * last[1])
     return survey.bounds(draws, frame, (NARROW, NARROW), smallest, thresholds)
+
+
+def _thresholds(m: int, rhos: tuple[float, float]) -> tuple[float, float]:
+    """How many rows' gradients and Hessians may be clipped."""
+    return 4.5 * math.sqrt(2 * m / rhos[0]), math.sqrt(m * (m + 1) / rhos[1])
+
+
+def _centred(survey: Survey, bounds: np.ndarray, rho: float) -> bool:
+    """Whether gradients are to be centred, in a frame in which the posterior would be about N(0, I).
+
+    :param rho: that of the gradient, on which it depends how many rows are clipped.
+    """
+    if not survey.centres:
+        return False
+    typical = math.sqrt(survey.size / (survey.num_rows * survey.power))
+    clipped_rows = _thresholds(survey.size, (rho, 1.0))[0]
+    return bounds[0] < _FEW_KNOW_MOST * typical and clipped_rows < _MOST_CLIPPED * survey.num_rows
 
 
 def _derivatives(
@@ -257,10 +282,8 @@ def _derivatives(
 ) -> Round:
     m = survey.size
     draws = [_only(ask(kind, stage, 1, (w,))) for kind, w in zip(kinds, (m, m * (m + 1) // 2), strict=True)]
-    score, score_scale, hessian, curvature_scale = survey.derivatives(
-        (draws[0], draws[1]), frame, bounds, centred
-    )
-    return Round(frame, score, score_scale, -hessian, curvature_scale, bounds)
+    score, score_scale, hessian, curvature_scale = survey.derivatives((draws[0], draws[1]), frame, bounds, centred)
+    return Round(frame, score, score_scale, -hessian, curvature_scale, bounds, centred)
 
 
 def _line_search(survey: Survey, draws: Draw, here: Round, step: np.ndarray, mean: np.ndarray, precision) -> float:
@@ -322,18 +345,20 @@ def final_release(
     ask: Ask,
     options: Preparation,
     rho: float,
-    centred: bool,
+    may_centre: bool,
 ) -> tuple[Surrogate, np.ndarray]:
     """The surrogate and the clip bounds of its derivatives: released once more, with `rho`.
 
     :param last: clip bounds of the last round.
     :param earlier: rounds whose derivatives are combined with the new ones.
-    :param centred: whether the gradients are `centred_gradient`.
+    :param may_centre: whether the gradients may be centred.
     """
     curvature = options.final_curvature or 0.0
     gradient = 1 - options.final_bounds - curvature
     draws = ask("final bounds", 0, 2 * NARROW.num_counts, ())
-    bounds = _find_bounds(survey, draws, frame, last, (gradient * rho, curvature * rho)) * (1 if centred else _ROOM)
+    bounds = _find_bounds(survey, draws, frame, last, (gradient * rho, curvature * rho))
+    centred = may_centre and _centred(survey, bounds, gradient * rho)
+    bounds = bounds if centred else bounds * _ROOM
     here = _derivatives(survey, ask, frame, bounds, ("final gradient", "final curvature"), 0, centred)
     return combine(here, earlier), here.bounds
 
@@ -363,8 +388,9 @@ def combine(here: Round, earlier: list[Round]) -> Surrogate:
     curvature = (vectors * np.maximum(values, _edge(scale, m))) @ vectors.T
     precision, score = np.eye(m) / here.score_scale**2, here.score / here.score_scale**2
     for other, change, shift in moved:
-        if np.linalg.norm(shift) > 3 * math.sqrt(m) + 3 * here.score_scale:
-            continue  # too far for the curvature to carry it
+        too_far = np.linalg.norm(shift) > 3 * math.sqrt(m) + 3 * here.score_scale
+        if too_far or other.centred != here.centred:  # for the curvature to carry it; or biased by the clip
+            continue
         noise = other.score_scale**2 * change.T @ change
         noise += (other.curvature_scale**2 + scale**2) * (shift @ shift) * np.eye(m)
         other_precision = np.linalg.inv(noise)

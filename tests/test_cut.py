@@ -140,9 +140,7 @@ def test_rows_are_drawn_from_the_model(case, x64):
     words = jnp.asarray(rng.integers(0, 2**32, (_DRAWS, 2), np.uint32))
     scores = jax.jit(
         lambda phi: jax.lax.map(
-            lambda key: jnp.mean(
-                jax.vmap(lambda row: jax.grad(cut.drawn_log_density)(phi, row, key))(rows), 0
-            ),
+            lambda key: jnp.mean(jax.vmap(lambda row: jax.grad(cut.drawn_log_density)(phi, row, key))(rows), 0),
             words,
             batch_size=100,
         )

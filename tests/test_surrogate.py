@@ -177,6 +177,7 @@ def released(rng, frame, score_scale, curvature_scale):
         curvature + noise,
         curvature_scale,
         np.ones(2),
+        centred=True,
     )
 
 
@@ -273,7 +274,18 @@ def test_a_score_carried_the_wrong_way_would_be_noticed():
 
 def test_a_curvature_below_the_edge_of_its_noise_is_raised_to_it():
     frame = frame_near(PLACE)
-    one = Round(frame, np.zeros(M), 0.5, np.diag([-3.0, 0.01, 1.0, 5.0]), 0.2, np.ones(2))
+    one = Round(frame, np.zeros(M), 0.5, np.diag([-3.0, 0.01, 1.0, 5.0]), 0.2, np.ones(2), False)
     np.testing.assert_allclose(
         np.linalg.eigvalsh(combine(one, []).curvature), [*(0.2 * np.sqrt(2 * M),) * 2, 1.0, 5.0], rtol=1e-9
     )
+
+
+def test_a_score_that_the_clip_has_biased_is_not_mixed_with_one_that_is_centred():
+    frame = Frame(np.zeros(M), np.eye(M))
+    here = Round(frame, np.zeros(M), 1.0, np.eye(M), 0.1, np.ones(2), centred=True)
+    biased = Round(frame, np.full(M, 5.0), 0.5, np.eye(M), 0.1, np.ones(2), centred=False)
+    alone, both = combine(here, []), combine(here, [biased])
+    np.testing.assert_array_equal(both.score, alone.score)
+    np.testing.assert_array_equal(both.score_covariance, alone.score_covariance)
+    assert both.curvature_scale < alone.curvature_scale
+    assert np.all(combine(here, [biased._replace(centred=True)]).score > 1)

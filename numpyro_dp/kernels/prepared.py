@@ -248,7 +248,7 @@ class PreparedKernel(DPKernel):
                 self._draw_for,
                 options,
                 final,
-                survey.centres and not alone,
+                not alone,
             )
         slope, step = self._proposals(mode, survey, frame, bounds) if mode != "surrogate" else (None, 1.0)
         start, covariance = start_near(cut, frame, surrogate, z_prior)

@@ -43,6 +43,7 @@ class Survey:
         self._cut = cut
         self.size = cut.size
         self.power = target.power
+        self.num_rows = target.num_rows
         self.dtype = jnp.result_type(float)
         self._bounds = jax.jit(self._find_bounds, static_argnums=3)
         self._derivatives = jax.jit(self._sum_derivatives, static_argnums=4)
@@ -257,7 +258,7 @@ CENTRE_DRAWS = 8
 
 
 def centred_gradient(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number: jax.Array) -> jax.Array:
-    """A row's clipped gradient plus what the clip would take from it on average if the model held at the frame's centre.
+    """A row's clipped gradient, plus what the clip would take from it on average if the model held at the centre.
 
     The rows that are clipped are those with surprising outcomes, and they pull one way: the sum of clipped gradients
     is not 0 on average where that of the gradients is, and whoever takes it for a score is biased. With the expected
