@@ -303,7 +303,14 @@ def _trace(separated: SeparableModel, args: tuple, kwargs: dict) -> _Graph:
     rows = tuple(jax.ShapeDtypeStruct((1, *a.row_shape), a.dtype) for a in separated.private_arguments())
     public = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in separated.arguments if _is_public(a)]
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    return _Graph(jax.make_jaxpr(log_densities)(z, key, rows, public), len(rows))
+    graph = _Graph(jax.make_jaxpr(log_densities)(z, key, rows, public), len(rows))
+    if graph.drawn is not None:
+        # Where the observed outcome has a part in the law of the drawn one (a series' last value, a weight that depends
+        # on it), the two together are no draw of the model.
+        outcomes = {graph.rows[k] for k in separated.outcome_leaves or ()}
+        if any(not outcomes.isdisjoint(op.inputs) for op in graph.needed([graph.drawn])):
+            graph.drawn = None
+    return graph
 
 
 def _is_public(argument: Any) -> bool:

@@ -63,6 +63,7 @@ from numpyro_dp.synthetic import check_on_synthetic_rows
 from numpyro_dp.tracing import (
     CannotDrawError,
     Params,
+    Site,
     abstract_trace,
     draw_outcomes,
     first_available_dim,
@@ -84,7 +85,8 @@ class SeparableModel:
     :ivar arguments: every argument leaf and whether it is private.
     :ivar row_sites: the sites that make up a row's log density.
     :ivar row_latents: those of them that are discrete latents, and are summed out.
-    :ivar constant_outcomes: those that observe a public value, as a 1 that stands for "not seen before its time".
+    :ivar outcome_leaves: which private arguments observed values are computed from, by their number among the private
+        ones; None if a site observes a public value, as a 1 that stands for "not seen before its time".
     :ivar first_available_dim: the first axis, from the right, that no site's density uses; enumeration may.
     :ivar dropped_sites: deterministic sites that are left out of the samples, with the reason.
     :ivar prototype: unconstrained parameters of the right shapes and dtypes (zeros).
@@ -97,7 +99,7 @@ class SeparableModel:
     arguments: tuple[Argument, ...]
     row_sites: frozenset[str]
     row_latents: frozenset[str]
-    constant_outcomes: frozenset[str]
+    outcome_leaves: frozenset[int] | None
     first_available_dim: int
     dropped_sites: dict[str, str]
     prototype: dict[str, np.ndarray]
@@ -182,15 +184,15 @@ class SeparableModel:
         """
         args, kwargs = self.without_private(args, kwargs)
         outcomes = self.row_sites - self.row_latents
-        if self.constant_outcomes:
-            raise CannotDrawError(f"{sorted(self.constant_outcomes)} observe constants")
+        if self.outcome_leaves is None:
+            raise CannotDrawError("a site observes a constant")
         drawn_model = keep_sites(released_model(self.model), lambda name: True, self.row_plates, 1)
 
         @functools.partial(jax.jit, inline=True)
         def log_density(z: jax.Array, row: tuple, key: jax.Array) -> jax.Array:
             row_args, row_kwargs = self.with_private(args, kwargs, row)
             key = jax.random.wrap_key_data(key, impl="threefry2x32")
-            values = draw_outcomes(drawn_model, self.unravel(z), outcomes, key, row_args, row_kwargs)
+            values = draw_outcomes(drawn_model, self.unravel(z), outcomes, self.row_latents, key, row_args, row_kwargs)
             drawn = dataclasses.replace(self, model=_Observe(self.model, jax.lax.stop_gradient(values)))
             return drawn.row_log_density(args, kwargs)(z, row)
 
@@ -317,19 +319,18 @@ def separate(
     private, row_plates = private_leaves(arguments), find_row_plates(sites, num_rows, plate)
     latents = frozenset(s.name for s in sites.values() if s.kind == "discrete" and s.plates & row_plates)
     observed = [s for s in sites.values() if s.kind == "observed"]
+    row_sites = latents.union(
+        s.name for s in observed if s.depends_on & private or s.plates & row_plates or s.discrete_latents & latents
+    )
     separated = SeparableModel(
         model=model,
         num_rows=num_rows,
         row_plate=plate,
         row_plates=row_plates,
         arguments=arguments,
-        row_sites=latents.union(
-            s.name for s in observed if s.depends_on & private or s.plates & row_plates or s.discrete_latents & latents
-        ),
+        row_sites=row_sites,
         row_latents=latents,
-        constant_outcomes=frozenset(
-            s.name for s in observed if s.plates & row_plates and not s.value_depends_on & private
-        ),
+        outcome_leaves=_outcome_leaves([s for s in observed if s.name in row_sites], private),
         first_available_dim=first_available_dim(sites),
         dropped_sites={},
         prototype=full.prototype,
@@ -348,3 +349,11 @@ def separate(
     problems, depend_on_size = check_on_synthetic_rows(separated, args, kwargs, sites)
     raise_if(problems)
     return dataclasses.replace(separated, dropped_sites=dropped | depend_on_size)
+
+
+def _outcome_leaves(outcomes: Sequence[Site], private: frozenset[int]) -> frozenset[int] | None:
+    if not all(site.value_depends_on & private for site in outcomes):
+        return None
+    return frozenset(
+        k for k, leaf in enumerate(sorted(private)) if any(leaf in site.value_depends_on for site in outcomes)
+    )

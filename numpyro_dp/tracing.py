@@ -25,7 +25,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.interpreters.partial_eval import dce_jaxpr
-from numpyro.distributions import biject_to
+from numpyro.distributions import biject_to, discrete
 from numpyro.handlers import block, condition, infer_config, seed, substitute, trace
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.primitives import Messenger
@@ -298,13 +298,19 @@ class CannotDrawError(Exception):
 
 
 def draw_outcomes(
-    model: Callable, z: Params, outcomes: Collection[str], rng_key: jax.Array, args: tuple, kwargs: dict
+    model: Callable,
+    z: Params,
+    outcomes: frozenset[str],
+    latents: frozenset[str],
+    rng_key: jax.Array,
+    args: tuple,
+    kwargs: dict,
 ) -> dict[str, jax.Array]:
     """Values of a row's observed sites, drawn from the model at `z`.
 
     :param model: with these sites unobserved; other sites have one row.
-    :raises CannotDrawError: if a site is a factor, or masked row by row (as missing or censored outcomes are: what is
-        seen of them is no draw of the site's law), or hidden in a loop.
+    :param latents: discrete latents of the row, which are drawn on the way.
+    :raises CannotDrawError: if a site is a factor, or its law is not known to be drawn right (see `_is_drawable`).
     """
 
     def value(site: dict) -> jax.Array | None:
@@ -312,15 +318,81 @@ def draw_outcomes(
         return biject_to(site["fn"].support)(z[site["name"]]) if is_given else None
 
     sites = trace(seed(substitute(model, substitute_fn=value), rng_key)).get_trace(*args, **kwargs)
-    for name in outcomes:
+    for name in outcomes | latents:
         site = sites.get(name)
-        if site is None or site["is_observed"] or _is_masked(site["fn"]):
-            raise CannotDrawError(f"site {name} is a factor, masked or in a loop")
+        if site is None or site["is_observed"] or not _is_drawable(site["fn"]):
+            raise CannotDrawError(f"site {name}")
+        if name in latents and site["scale"] is not None:
+            raise CannotDrawError(f"latent site {name} is scaled")
     return {name: sites[name]["value"] for name in outcomes}
 
 
-def _is_masked(fn: dist.Distribution | None) -> bool:
-    return fn is not None and (isinstance(fn, dist.MaskedDistribution) or _is_masked(getattr(fn, "base_dist", None)))
+def _is_drawable(fn: dist.Distribution) -> bool:
+    """Whether NumPyro's sampler draws from the law that the density is of, and ends, whatever a row holds.
+
+    Not of masked or censored laws, of which a draw is not what is seen; not of a user's own, of which nothing is known;
+    not of `BinomialProbs` (a probability above 1 in one row would keep everyone waiting for ever) or the hurdle laws.
+    """
+    if isinstance(fn, dist.MixtureGeneral):
+        return all(map(_is_drawable, fn.component_distributions))
+    if isinstance(fn, dist.MixtureSameFamily):
+        return _is_drawable(fn.component_distribution)
+    return _is_drawable(fn.base_dist) if type(fn) in _WRAPPERS else type(fn) in _DRAWABLE
+
+
+_WRAPPERS = {
+    dist.ExpandedDistribution,
+    dist.Independent,
+    dist.TransformedDistribution,
+    discrete.ZeroInflatedLogits,
+    discrete.ZeroInflatedProbs,
+}
+_DRAWABLE = {
+    dist.AsymmetricLaplace,
+    dist.BernoulliLogits,
+    dist.BernoulliProbs,
+    dist.Beta,
+    dist.BetaBinomial,
+    dist.BetaProportion,
+    dist.BinomialLogits,
+    dist.CategoricalLogits,
+    dist.CategoricalProbs,
+    dist.Cauchy,
+    dist.Chi2,
+    dist.Dirichlet,
+    dist.Exponential,
+    dist.Gamma,
+    dist.GammaPoisson,
+    dist.GeometricLogits,
+    dist.GeometricProbs,
+    dist.Gumbel,
+    dist.HalfCauchy,
+    dist.HalfNormal,
+    dist.InverseGamma,
+    dist.Laplace,
+    dist.LeftTruncatedDistribution,
+    dist.LogNormal,
+    dist.LogUniform,
+    dist.Logistic,
+    dist.LowRankMultivariateNormal,
+    dist.MultivariateNormal,
+    dist.MultivariateStudentT,
+    dist.NegativeBinomial2,
+    dist.NegativeBinomialLogits,
+    dist.NegativeBinomialProbs,
+    dist.Normal,
+    dist.OrderedLogistic,
+    dist.Pareto,
+    dist.Poisson,
+    dist.RightTruncatedDistribution,
+    dist.SoftLaplace,
+    dist.StudentT,
+    dist.TwoSidedTruncatedDistribution,
+    dist.Uniform,
+    dist.VonMises,
+    dist.Weibull,
+    dist.ZeroInflatedPoisson,
+}
 
 
 class _spot_control_flow(Messenger):

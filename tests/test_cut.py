@@ -104,7 +104,7 @@ def test_the_density_is_that_of_the_model(case, x64):
 
 
 # What is seen of an outcome that is masked row by row is no draw of its law, a loss has none, a 1 that stands for "not
-# seen before its time" is not drawn, and NumPyro draws no multinomial of a number of trials that is not known.
+# seen before its time" is not drawn, a series is not drawn beside its observed past, and some laws are not known well.
 _NOT_DRAWN = {
     "missing_by_mask",
     "row_factor",
@@ -114,6 +114,12 @@ _NOT_DRAWN = {
     "dirichlet_multinomial",
     "missing_as_nan",
     "latent_zeros",
+    "latent_size",
+    "membership_marked",
+    "one_hot_multinomial",
+    "directions",
+    "short_series",
+    "shared_random_walk",
     "weighted_membership",
     "repeated_measures",
     "missing_covariate",
@@ -148,6 +154,66 @@ def test_rows_are_drawn_from_the_model(case, x64):
     mean, spread = np.mean(scores, 0, dtype=float), np.std(scores, 0, dtype=float)
     assert np.any(spread > 0)
     assert np.all(np.abs(mean) <= 5.5 * spread / np.sqrt(_DRAWS) + 1e-5 * np.abs(scores).max(0)), mean / spread
+
+
+class _Flat(dist.Normal):
+    """A user's law, whose sampler is not that of its density."""
+
+    def sample(self, key, sample_shape=()):
+        return jax.random.uniform(key, sample_shape + self.batch_shape)
+
+
+def _observe(law, value):
+    def model(y):
+        a = numpyro.sample("a", dist.LogNormal(0, 1))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", law(a, y), obs=value(y))
+
+    return model
+
+
+def _weighted_by_the_outcome(y):
+    a = numpyro.sample("a", dist.Normal(0, 1))
+    with numpyro.plate("rows", len(y)), numpyro.handlers.scale(scale=jnp.where(y > 0, 20.0, 1.0)):
+        numpyro.sample("y", dist.Normal(a, 1), obs=y)
+
+
+def _series(y):
+    a = numpyro.sample("a", dist.Normal(0, 1))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(a * y[:, :-1], 1).to_event(1), obs=y[:, 1:])
+
+
+def _zeros_without_a_plate(y):
+    a = numpyro.sample("a", dist.Normal(0, 1))
+    numpyro.sample("zeros", dist.Poisson((y - a) ** 2), obs=jnp.zeros_like(y))
+
+
+def _masked_latent(y, seen):
+    a = numpyro.sample("a", dist.Normal(0, 1))
+    with numpyro.plate("rows", len(y)):
+        with numpyro.handlers.mask(mask=seen):
+            k = numpyro.sample("k", dist.Bernoulli(0.2), infer={"enumerate": "parallel"})
+        numpyro.sample("y", dist.Normal(a * k, 1), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [
+        # A probability above 1, in one row, would keep NumPyro's sampler from ending; so would a tiny rate.
+        (_observe(lambda a, y: dist.Binomial(10, probs=a / (1 + a)), lambda y: y), (bits,)),
+        (_observe(lambda a, y: dist.HurdlePoisson(0.5, a), lambda y: y), (bits,)),
+        (_observe(lambda a, y: dist.RightCensoredDistribution(dist.Exponential(a), y > 1), jnp.abs), (y,)),
+        (_observe(lambda a, y: _Flat(a, 1), lambda y: y), (y,)),
+        (_observe(lambda a, y: dist.Poisson(a * y**2), lambda y: 0 * y), (y,)),
+        (_weighted_by_the_outcome, (y,)),
+        (_series, (X,)),
+        (_zeros_without_a_plate, (y,)),
+        (_masked_latent, (y, bits > 0)),
+    ],
+)
+def test_rows_are_not_drawn_from_laws_that_are_not_theirs(model, args):
+    assert _find(model, args)[1].drawn_log_density is None
 
 
 @pytest.mark.slow
