@@ -57,7 +57,7 @@ def test_a_run_gives_away_nearly_what_it_claims_and_no_more():
     allowed = found.trade_off(alpha)
     missed = np.array([np.mean(found.scores[0] <= np.quantile(found.scores[1], 1 - a)) for a in alpha])
     assert np.all(allowed <= 1 - alpha + 1e-12)
-    # Of a guess that is said to be wrong with probability alpha, that is an estimate, too; and the curve is steep near 0.
+    # That a guess is wrong with probability alpha is an estimate, too, and the curve is steep near 0.
     n = len(found.scores[0])
     alpha_at_most = np.minimum(alpha + 5 * np.sqrt(alpha * (1 - alpha) / n) + 12 / n, 1)
     assert np.all(missed > found.trade_off(alpha_at_most) - 5 * np.sqrt(0.25 / n))
