@@ -333,9 +333,9 @@ def _is_drawable(fn: dist.Distribution) -> bool:
     Not of masked or censored laws, of which a draw is not what is seen; not of a user's own, of which nothing is known;
     not of `BinomialProbs` (a probability above 1 in one row would keep everyone waiting for ever) or the hurdle laws.
     """
-    if isinstance(fn, dist.MixtureGeneral):
+    if type(fn) is dist.MixtureGeneral:
         return all(map(_is_drawable, fn.component_distributions))
-    if isinstance(fn, dist.MixtureSameFamily):
+    if type(fn) is dist.MixtureSameFamily:
         return _is_drawable(fn.component_distribution)
     return _is_drawable(fn.base_dist) if type(fn) in _WRAPPERS else type(fn) in _DRAWABLE
 
@@ -343,7 +343,10 @@ def _is_drawable(fn: dist.Distribution) -> bool:
 _WRAPPERS = {
     dist.ExpandedDistribution,
     dist.Independent,
+    dist.LeftTruncatedDistribution,
+    dist.RightTruncatedDistribution,
     dist.TransformedDistribution,
+    dist.TwoSidedTruncatedDistribution,
     discrete.ZeroInflatedLogits,
     discrete.ZeroInflatedProbs,
 }
@@ -370,7 +373,6 @@ _DRAWABLE = {
     dist.HalfNormal,
     dist.InverseGamma,
     dist.Laplace,
-    dist.LeftTruncatedDistribution,
     dist.LogNormal,
     dist.LogUniform,
     dist.Logistic,
@@ -384,10 +386,8 @@ _DRAWABLE = {
     dist.OrderedLogistic,
     dist.Pareto,
     dist.Poisson,
-    dist.RightTruncatedDistribution,
     dist.SoftLaplace,
     dist.StudentT,
-    dist.TwoSidedTruncatedDistribution,
     dist.Uniform,
     dist.VonMises,
     dist.Weibull,
