@@ -168,7 +168,7 @@ def test_the_packed_hessian_has_the_norm_of_the_matrix_and_so_has_its_noise(x64)
 
 def test_centred_gradients_are_0_on_average_where_the_model_holds_and_clipped_ones_are_not():
     """Surprising outcomes are clipped, and they are all of one kind: most outcomes are 0."""
-    rng, n = np.random.default_rng(), 40_000
+    rng, n = np.random.default_rng(), 60_000
     X = np.abs(rng.normal(size=(n, M)))
     center = np.array([-0.7, -0.8, -0.9])
     frame = Frame(center, np.eye(M))
