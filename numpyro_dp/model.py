@@ -114,6 +114,11 @@ class SeparableModel:
         """Rows that one protected unit has at most."""
         return 1
 
+    @property
+    def has_public_places(self) -> bool:
+        """Whether a change of one unit's rows leaves all others where they are."""
+        return True
+
     def per_unit(self, density: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
         """From a row's density (`row_log_density`, `drawn_log_density`) to that of a protected unit's rows together."""
         return density

@@ -3,12 +3,14 @@
 All rows of a unit are taken together: their log densities are added up before anything is clipped, so that the clip
 bounds what the unit as a whole can do. To the rest of the package a unit then *is* a row.
 
-Which rows are whose is public here, and with it how many each unit has: neighbouring tables differ in the content of
-one unit's rows.
+Which rows are whose is public, and with it how many each unit has: neighbouring tables differ in the content of one
+unit's rows (`PublicUnits`). With a public cap on a unit's rows it is private: neighbouring tables differ in one unit's
+rows, of which there may be any number; what is beyond the cap is left out (`PrivateUnits`).
 """
 
 import dataclasses
 import hashlib
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +22,27 @@ from numpyro_dp.arguments import name_leaves
 from numpyro_dp.model import SeparableModel
 
 MOST_PADDING = 8
-"""Units are laid out with as many places as the largest needs; so many times the table's rows at most."""
+"""Public units are laid out with as many places as the largest needs; so many times the table's rows at most."""
+
+
+class Layout:
+    """Where the rows of each unit are.
+
+    :ivar index: rows of each unit, shape (units, most rows of one); its own first row where it has no more.
+    :ivar present: which of these places are rows, same shape.
+    """
+
+    def __init__(self, number: np.ndarray, most: int):
+        """
+        :param number: of each row's unit, from 0, shape (n,).
+        :param most: rows of a unit, in the table's order, that there is a place for.
+        """
+        sizes = np.bincount(number)
+        order = np.argsort(number, kind="stable")
+        first = np.cumsum(sizes) - sizes
+        place = np.arange(most)
+        self.present = place < sizes[:, None]
+        self.index = order[first[:, None] + np.where(self.present, place, 0)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,20 +50,19 @@ class UnitModel(SeparableModel):
     """A model whose "rows" are units. `num_rows` is their number.
 
     :ivar row_model: the same model, row by row.
-    :ivar index: rows of each unit, shape (units, most rows of one); repeated where a unit has fewer.
-    :ivar present: which of these places are rows, same shape.
-    :ivar number: of each row's unit, shape (n,), in the order in which units appear.
+    :ivar most_rows: of a unit.
     """
 
     row_model: SeparableModel
-    index: np.ndarray
-    present: np.ndarray
-    number: np.ndarray
+    most_rows: int
 
     @property
+    @abstractmethod
     def identity(self) -> str:
-        """A hash of which rows belong together."""
-        return hashlib.sha256(self.number.astype("<i8").tobytes()).hexdigest()
+        """What a noise seed shall know of the units."""
+
+    @abstractmethod
+    def layout(self, args: tuple, kwargs: dict) -> Layout: ...
 
     @property
     def of_rows(self) -> SeparableModel:
@@ -49,11 +70,12 @@ class UnitModel(SeparableModel):
 
     @property
     def rows_per_unit(self) -> int:
-        return self.index.shape[1]
+        return self.most_rows
 
     def rows(self, args: tuple, kwargs: dict) -> tuple[jax.Array, ...]:
         """The private leaves, units and their rows on the leading axes; and which of the places are rows."""
-        return (*(leaf[self.index] for leaf in super().rows(args, kwargs)), jnp.asarray(self.present))
+        layout = self.layout(args, kwargs)
+        return (*(leaf[layout.index] for leaf in super().rows(args, kwargs)), jnp.asarray(layout.present))
 
     def row_log_density(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple], jax.Array]:
         """The function ``(flat z, slices of `rows` for one unit) -> log p(all of its rows | z)``."""
@@ -69,12 +91,66 @@ class UnitModel(SeparableModel):
         return total
 
 
-def group_rows(separated: SeparableModel, unit: Any, args: tuple, kwargs: dict) -> UnitModel:
+@dataclasses.dataclass(frozen=True, eq=False)
+class PublicUnits(UnitModel):
+    """Units of which everybody knows which rows are theirs.
+
+    :ivar number: of each row's unit, shape (n,), in the order in which units appear.
+    """
+
+    number: np.ndarray
+
+    @property
+    def identity(self) -> str:
+        """A hash of which rows belong together."""
+        return hashlib.sha256(self.number.astype("<i8").tobytes()).hexdigest()
+
+    def layout(self, args: tuple, kwargs: dict) -> Layout:
+        return Layout(self.number, self.most_rows)
+
+    def require_same(self, unit: Any, args: tuple, kwargs: dict) -> None:
+        named = _named(self.row_model, unit, args, kwargs)
+        if not isinstance(named, jax.core.Tracer) and not np.array_equal(
+            _number(_values(self.row_model, unit, args, kwargs)), self.number
+        ):
+            raise ValueError(
+                f"unit={unit!r} says otherwise than before which rows are whose, and this kernel has grouped them "
+                "already. Make a new kernel"
+            )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PrivateUnits(UnitModel):
+    """Units of which only the number is public, and the cap on their rows. Holds nothing of who has which.
+
+    :ivar unit: the name of the model's argument, a private one, that says so.
+    """
+
+    unit: str
+
+    @property
+    def identity(self) -> str:
+        return f"private, up to {self.most_rows} rows"
+
+    @property
+    def has_public_places(self) -> bool:
+        return False
+
+    def layout(self, args: tuple, kwargs: dict) -> Layout:
+        number = _number(_values(self.row_model, self.unit, args, kwargs))
+        _require_units(int(number.max()) + 1, self.num_rows)
+        return Layout(number, self.most_rows)
+
+
+def group_rows(
+    separated: SeparableModel, unit: Any, args: tuple, kwargs: dict, max_rows_per_unit: int | None = None
+) -> UnitModel:
     """The model with units in the place of rows.
 
     :param unit: whose each row is: integers, texts or dates, shape (n,); or the name of the model's argument that says
         so.
-    :raises ValueError: if it is neither, or if sizes differ too much.
+    :param max_rows_per_unit: makes it private which rows are whose; a unit's first so many rows count.
+    :raises ValueError: if `unit` says no such thing, or if public sizes differ too much.
     """
     ids = _values(separated, unit, args, kwargs)
     number = _number(ids)
@@ -82,18 +158,18 @@ def group_rows(separated: SeparableModel, unit: Any, args: tuple, kwargs: dict) 
     units, most = len(sizes), int(np.max(sizes))
     if units < 2:
         raise ValueError("unit says that all rows belong to one and the same: there is nobody to hide among")
+    fields = {field.name: getattr(separated, field.name) for field in dataclasses.fields(SeparableModel)}
+    fields |= {"num_rows": units, "row_model": separated}
+    if max_rows_per_unit is not None:
+        _require_private(separated, unit)
+        return PrivateUnits(**fields, most_rows=max_rows_per_unit, unit=unit)
     if units * most > MOST_PADDING * len(ids):
         raise ValueError(
             f"the largest unit has {most} of {len(ids)} rows, and the mean of the {units} units is "
-            f"{len(ids) / units:.3g}: all would need as much room as the largest. Keep fewer rows of the largest units"
+            f"{len(ids) / units:.3g}: all would need as much room as the largest. Keep fewer rows of the largest "
+            "units: `max_rows_per_unit=` does"
         )
-    order = np.argsort(number, kind="stable")
-    first = np.cumsum(sizes) - sizes
-    place = np.arange(most)
-    present = place < sizes[:, None]
-    index = order[first[:, None] + np.where(present, place, 0)]  # its own first row where it has no more
-    fields = {field.name: getattr(separated, field.name) for field in dataclasses.fields(SeparableModel)}
-    return UnitModel(**{**fields, "num_rows": units}, row_model=separated, index=index, present=present, number=number)
+    return PublicUnits(**fields, most_rows=most, number=number)
 
 
 def require_same_groups(grouped: SeparableModel, unit: str, args: tuple, kwargs: dict) -> None:
@@ -101,14 +177,20 @@ def require_same_groups(grouped: SeparableModel, unit: str, args: tuple, kwargs:
 
     :raises ValueError: if it does not. What is traced cannot be looked at.
     """
-    assert isinstance(grouped, UnitModel)
-    named = _named(grouped, unit, args, kwargs)
-    if not isinstance(named, jax.core.Tracer) and not np.array_equal(
-        _number(_values(grouped.of_rows, unit, args, kwargs)), grouped.number
-    ):
+    if isinstance(grouped, PublicUnits):
+        grouped.require_same(unit, args, kwargs)
+
+
+def _require_units(found: int, planned: int) -> None:
+    if found != planned:
+        raise ValueError(f"this kernel was planned for {planned} units, and there are {found}. Make a new kernel")
+
+
+def _require_private(separated: SeparableModel, unit: str) -> None:
+    if unit not in [argument.name for argument in separated.private_arguments()]:
         raise ValueError(
-            f"unit={unit!r} says otherwise than before which rows are whose, and this kernel has grouped them already. "
-            "Make a new kernel"
+            f"with max_rows_per_unit it is private which rows are whose, but unit={unit!r} names a public argument: "
+            "name it in private_args"
         )
 
 
@@ -136,7 +218,10 @@ def _values(separated: SeparableModel, unit: Any, args: tuple, kwargs: dict) -> 
     if isinstance(unit, str):
         described, unit = f"unit={unit!r}", _named(separated, unit, args, kwargs)
     if isinstance(unit, jax.core.Tracer):
-        raise ValueError(f"{described} is public, and must be known before the run: pass it as an array")
+        raise ValueError(
+            f"{described} must be known before a step is compiled, and is traced here. Where it is public, give the "
+            "kernel the array itself; with max_rows_per_unit, leave out jit_model_args"
+        )
     values = np.asarray(unit)
     # Of other objects, NaN among them, equal ones may not be found.
     if values.shape != (separated.num_rows,) or values.dtype.kind not in "iubUSM":

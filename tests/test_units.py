@@ -73,6 +73,42 @@ def test_the_gradient_of_a_unit_is_that_of_its_rows_and_padding_adds_nothing():
     np.testing.assert_allclose(gradient, [np.asarray(each)[k == PERSON].sum(0) for k in ORDER], atol=1e-5)
 
 
+def capped(most, args=ARGS, kwargs=KWARGS):
+    return group_rows(separate(model, args, kwargs), "person", args, kwargs, most)
+
+
+def test_of_private_units_the_first_rows_count_and_no_array_is_kept():
+    grouped = capped(3)
+    z = jnp.asarray(np.random.default_rng(0).normal(size=grouped.num_params), jnp.float32)
+    of_rows = separate(model, ARGS, KWARGS)
+    density, rows = of_rows.row_log_density(ARGS, KWARGS), of_rows.rows(ARGS, KWARGS)
+    each = np.array([density(z, tuple(part[k : k + 1] for part in rows)) for k in range(N)])
+    expected = [each[np.flatnonzero(k == PERSON)[:3]].sum() for k in ORDER]
+    np.testing.assert_allclose(per_unit_values(grouped, z), expected, rtol=1e-5)
+    kept = [value for value in vars(grouped).values() if isinstance(value, np.ndarray | jax.Array)]
+    assert not kept
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
+def test_rows_of_private_units_are_in_no_public_place(relation):
+    """Where it is private who has which row, a row's place would tell on others: no random numbers belong to it."""
+    kernel = DPPenalty(
+        model,
+        eps=1.0,
+        delta=1e-3,
+        step_size=0.1,
+        unit="person",
+        max_rows_per_unit=5,
+        neighboring_relation=relation,
+        num_iterations=1,
+    )
+    kernel.init(jax.random.key(0), 0, None, ARGS, KWARGS)
+    target = kernel._target(kernel._separate(ARGS, KWARGS), ARGS, KWARGS)
+    assert not target.has_public_places
+    assert target.has_public_size == (relation == "replace_one")
+    assert [part.shape[:2] for part in target.rows] == [(20, 5)] * 4
+
+
 hostile = st.sampled_from([0.0, 1.0, -3.0, 1e6, -1e30, np.inf, -np.inf, np.nan])
 
 
@@ -102,6 +138,53 @@ def test_replacing_all_rows_of_a_unit_moves_a_clipped_sum_by_its_sensitivity_at_
 
     for first, second in zip(steps(X), steps(changed), strict=True):
         assert np.linalg.norm((first - second).astype(float)) <= 2 * GRID
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.integers(0, 19),
+    st.lists(st.tuples(hostile, st.integers(0, N)), min_size=1, max_size=9),
+    st.floats(0.01, 10),
+)
+def test_replacing_a_private_unit_by_more_or_fewer_rows_anywhere_moves_a_sum_by_its_sensitivity_at_most(
+    who, rows, bound
+):
+    """The neighbouring table has other rows of this person, another number of them, and in other places."""
+    others = np.flatnonzero(who != PERSON)
+    places = np.minimum([place for _, place in rows], len(others))
+    X_new = np.insert(X[others], places, np.array([[value] * D for value, _ in rows], np.float32), axis=0)
+    Y_new = np.insert(Y[others], places, 1)
+    person = np.insert(PERSON[others], places, who)
+
+    def steps(X, y, person):
+        args, kwargs = (X,), {"y": y, "person": person}
+        units = capped_units(len(X)).rows(args, kwargs)
+        return [np.asarray(t.hi, np.int64) * 2**24 + np.asarray(t.lo) for t in capped_program()(units, bound)]
+
+    for first, second in zip(steps(X, Y, PERSON), steps(X_new, Y_new, person), strict=True):
+        assert np.linalg.norm((first - second).astype(float)) <= 2 * GRID
+
+
+@functools.cache
+def capped_units(num_rows):
+    """Grouped units for a table of so many rows; which rows are whose is read from the arguments each time."""
+    X = np.zeros((num_rows, D), np.float32)
+    kwargs = {"y": np.zeros(num_rows, np.int32), "person": np.arange(num_rows) % 20}
+    return capped(4, (X,), kwargs)
+
+
+@functools.cache
+def capped_program():
+    grouped = capped_units(N)
+    density = grouped.row_log_density(ARGS, KWARGS)
+    z, z_new = jnp.zeros(grouped.num_params), jnp.ones(grouped.num_params)
+
+    @jax.jit
+    def sums(units, bound):
+        ratio = clipped_sum(lambda row: density(z_new, row) - density(z, row), units, bound)
+        return ratio, clipped_sum(lambda row: jax.grad(density)(z, row), units, bound)
+
+    return sums
 
 
 def gaussian(y):
@@ -166,6 +249,28 @@ def test_kernels_run_on_units_and_the_report_names_them(make):
     assert np.isfinite(mcmc.get_samples()["b"]).all()
 
 
+@pytest.mark.parametrize("prepare", [False, Preparation(mode="surrogate", force=True)])
+def test_kernels_run_on_private_units_and_the_report_tells_nothing_of_them(prepare):
+    kernel = DPHMC(model, eps=5.0, unit="person", max_rows_per_unit=3, prepare=prepare)
+    mcmc = MCMC(kernel, num_warmup=3, num_samples=4, progress_bar=False)
+    mcmc.run(jax.random.key(0), *ARGS, **KWARGS)
+    report = str(mcmc.privacy)
+    text = " ".join(report.split())
+    assert "replacing one unit 'person' with all of its rows, whichever and however many they are (20 units" in text
+    assert "the first 3 rows of each count" in text
+    assert "rows of a unit beyond the first 3 are left out" in text
+    assert "which rows belong to which unit is private" in text
+    assert str(N) not in re.sub(r"[0-9.e-]*\.[0-9.e-]*", "", text)  # n is private now
+    with pytest.raises(ValueError, match="leave out jit_model_args"):
+        MCMC(
+            DPPenalty(model, eps=5.0, step_size=0.1, unit="person", max_rows_per_unit=3),
+            num_warmup=3,
+            num_samples=4,
+            progress_bar=False,
+            jit_model_args=True,
+        ).run(jax.random.key(0), *ARGS, **KWARGS)
+
+
 @pytest.mark.slow
 def test_an_audit_of_persons_holds_with_units_and_fails_without():
     """Five rows that move together: five times the clip bound where each is clipped by itself."""
@@ -185,7 +290,13 @@ def test_an_audit_of_persons_holds_with_units_and_fails_without():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"unit": PERSON, "neighboring_relation": "add_or_remove_one", "delta": 1e-3}, "unit tells n"),
+        (
+            {"unit": PERSON, "neighboring_relation": "add_or_remove_one", "delta": 1e-3},
+            "unit tells n.*give max_rows_per_unit",
+        ),
+        ({"unit": PERSON, "max_rows_per_unit": 3}, "give `unit` as the name of the model's argument"),
+        ({"max_rows_per_unit": 3}, "give `unit` as the name"),
+        ({"unit": "person", "max_rows_per_unit": 0}, "max_rows_per_unit must be a positive integer, got 0"),
         ({"unit": PERSON, "n0": 10}, "give power"),
         ({"unit": PERSON, "owners": np.zeros(N, int)}, "cannot be combined"),
         ({"unit": np.ma.array(PERSON, mask=PERSON == 3)}, "masked values are nobody's"),
@@ -216,10 +327,21 @@ def test_what_does_not_go_with_units_is_refused(options, message):
 )
 def test_what_is_no_unit_is_named(unit, message):
     if message is None:
-        assert units(unit).index.shape == (3, 58)
+        assert units(unit).layout(ARGS, KWARGS).index.shape == (3, 58)
         return
     with pytest.raises(ValueError, match=message):
         units(unit)
+
+
+def test_private_units_need_a_private_argument():
+    def model(y, person=None):
+        gaussian(y)
+
+    kernel = DPPenalty(
+        model, eps=1.0, step_size=0.1, unit="person", max_rows_per_unit=3, private_args=["y"], num_iterations=1
+    )
+    with pytest.raises(ValueError, match="unit='person' names a public argument: name it in private_args"):
+        kernel.init(jax.random.key(0), 0, None, (X[:, 0],), {"person": PERSON})
 
 
 def test_other_units_are_another_query_for_a_noise_seed():
@@ -248,7 +370,7 @@ def test_an_array_that_is_changed_later_changes_nothing():
     person = PERSON.copy()
     kernel = DPPenalty(model, eps=1.0, step_size=0.1, unit=person)
     person[:] = 0
-    np.testing.assert_array_equal(kernel._separate(ARGS, KWARGS).index, units().index)
+    np.testing.assert_array_equal(kernel._separate(ARGS, KWARGS).number, units().number)
 
 
 def test_an_audit_takes_no_budget_and_no_seed(tmp_path):

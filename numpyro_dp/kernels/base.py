@@ -96,7 +96,10 @@ class KernelOptions(TypedDict, total=False):
     :param row_plate: the plate whose members are protected. Default: that of the observed sites.
     :param private_args: names of the arguments that hold rows. Default: arrays as long as the row plate.
     :param unit: whose each row is, if one person has many: integers, shape (n,), or the name of the model's argument
-        that says so; public. What a unit's rows do together is clipped. See `numpyro_dp.units`.
+        that says so. What a unit's rows do together is clipped. Which rows are whose is public. See
+        `numpyro_dp.units`.
+    :param max_rows_per_unit: makes it private which rows are whose, and how many each unit has: this cap is public, and
+        how many units there are. Of each unit the first so many rows count. Needs the *name* of an argument as `unit`.
     :param owners: for rows that belong to several data owners: each row's owner as integers from 0 (public), or an
         exchange such as `numpyro_dp.owners.JaxProcesses` in the process of each owner. See `numpyro_dp.owners`.
     :param budget: `numpyro_dp.PrivacyBudget` of the table, which the whole plan is charged to before the first release.
@@ -113,6 +116,7 @@ class KernelOptions(TypedDict, total=False):
     row_plate: str | None
     private_args: Sequence[str] | None
     unit: Any
+    max_rows_per_unit: int | None
     owners: Any
     budget: PrivacyBudget | None
     noise_seed: int | None
@@ -211,6 +215,7 @@ class DPKernel(MCMCKernel, Algorithm):
         row_plate: str | None = None,
         private_args: Sequence[str] | None = None,
         unit: Any = None,
+        max_rows_per_unit: int | None = None,
         owners: Any = None,
         budget: PrivacyBudget | None = None,
         noise_seed: int | None = None,
@@ -233,7 +238,7 @@ class DPKernel(MCMCKernel, Algorithm):
         if not 0 < target_accept_prob < 1:
             raise ValueError(f"target_accept_prob must lie strictly between 0 and 1, got {target_accept_prob}")
         _check_power(power, n0, neighboring_relation)
-        _check_unit(unit, n0, owners, neighboring_relation)
+        _check_unit(unit, max_rows_per_unit, n0, owners, neighboring_relation)
         self._model = model
         self._eps, self._delta = eps, delta
         self._noise_multipliers = dict(noise_multipliers)
@@ -250,6 +255,7 @@ class DPKernel(MCMCKernel, Algorithm):
         self._init_strategy = init_to_median if init_strategy is None else init_strategy
         self._row_plate, self._private_args = row_plate, private_args
         self._unit = unit if unit is None or isinstance(unit, str) else np.array(unit)
+        self._max_rows_per_unit = max_rows_per_unit
         self._unit_hash = "row"  # until rows are grouped
         self._owners = self._known_owners(owners)
         if budget is not None and not isinstance(budget, PrivacyBudget):
@@ -408,8 +414,8 @@ class DPKernel(MCMCKernel, Algorithm):
         )
 
     def _describe_table(self, separated: SeparableModel) -> dict[str, Any]:
-        """What a report says about the table. Under add/remove no shape of it: the number of rows is private."""
-        shapes = self._neighboring_relation == "replace_one"
+        """What a report says about the table. No shape of it where the number of rows is private."""
+        shapes = self._neighboring_relation == "replace_one" and self._max_rows_per_unit is None
         return {
             "unit": self._describe_unit(separated),
             "public_arguments": tuple(map(str, separated.public_arguments())),
@@ -422,8 +428,12 @@ class DPKernel(MCMCKernel, Algorithm):
         if self._unit is None:
             return row
         name = f"unit '{self._unit}'" if isinstance(self._unit, str) else "unit"
+        units = f"{separated.num_rows} units" if self._neighboring_relation == "replace_one" else "units"
+        if self._max_rows_per_unit is None:
+            return f"{name} with all of its rows ({units}, with up to {separated.rows_per_unit} rows each)"
         return (
-            f"{name} with all of its rows ({separated.num_rows} units, with up to {separated.rows_per_unit} rows each)"
+            f"{name} with all of its rows, whichever and however many they are ({units}; the first "
+            f"{self._max_rows_per_unit} rows of each count)"
         )
 
     def _describe_noise(self, plan: Plan) -> str:
@@ -508,7 +518,14 @@ class DPKernel(MCMCKernel, Algorithm):
                 f"{names} stayed at the default of {DEFAULT_CLIP:g}, not chosen for this model: privacy holds, but "
                 "rows may be clipped, and nobody has looked"
             )
-        if self._unit is not None:
+        if self._max_rows_per_unit is not None:
+            assumptions.append(
+                f"rows of a unit beyond the first {self._max_rows_per_unit} are left out: the posterior is that of the "
+                "others"
+            )
+            if plan.neighboring_relation == "replace_one":
+                assumptions.append("the number of units is public; which rows belong to which unit is private")
+        elif self._unit is not None:
             assumptions.append("which rows belong to which unit is public")
         elif plan.neighboring_relation == "replace_one":
             assumptions.append("the number of rows is public")
@@ -842,7 +859,7 @@ class DPKernel(MCMCKernel, Algorithm):
         if separated is None:
             separated = separate(self._model, args, kwargs, self._row_plate, self._private_args)
             if self._unit is not None:
-                separated = group_rows(separated, self._unit, args, kwargs)
+                separated = group_rows(separated, self._unit, args, kwargs, self._max_rows_per_unit)
                 self._unit_hash = separated.identity
             self._separated[_signature(args, kwargs)] = separated
         elif isinstance(self._unit, str):
@@ -926,11 +943,21 @@ def _check_power(power: float, n0: float | None, neighboring_relation: str) -> N
             raise ValueError("n0 needs n, which is private under 'add_or_remove_one': give power")
 
 
-def _check_unit(unit: Any, n0: float | None, owners: Any, neighboring_relation: str) -> None:
+def _check_unit(
+    unit: Any, max_rows_per_unit: int | None, n0: float | None, owners: Any, neighboring_relation: str
+) -> None:
+    _check_positive_int("max_rows_per_unit", max_rows_per_unit, optional=True)
+    if max_rows_per_unit is not None and not isinstance(unit, str):
+        raise ValueError(
+            "max_rows_per_unit makes it private which rows are whose, so the kernel must not keep that: give `unit` as "
+            "the name of the model's argument that says it"
+        )
     if unit is None:
         return
-    if neighboring_relation == "add_or_remove_one":
-        raise ValueError("unit tells n, which is private under 'add_or_remove_one'")
+    if neighboring_relation == "add_or_remove_one" and max_rows_per_unit is None:
+        raise ValueError(
+            "unit tells n, which is private under 'add_or_remove_one': give max_rows_per_unit, and it does not"
+        )
     if n0 is not None:
         raise ValueError("n0 counts rows, and with a unit those of one person count together: give power")
     if owners is not None:

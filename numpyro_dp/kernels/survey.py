@@ -82,8 +82,8 @@ class Survey:
 
     @property
     def centres(self) -> bool:
-        """Whether `derivatives` can be centred: the model tells how rows come about, and n is public."""
-        return self._cut.drawn_log_density is not None and self._target.has_public_size
+        """Whether `derivatives` can be centred: the model tells how rows come about, and a row's place is public."""
+        return self._cut.drawn_log_density is not None and self._target.has_public_places
 
     def derivatives(
         self, draws: tuple[Draw, Draw], frame: Frame, bounds: np.ndarray, centred: bool = False

@@ -132,6 +132,7 @@ class PrivateTarget:
         self.power = power
         self.num_rows = separated.num_rows
         self._rows_per_unit = separated.rows_per_unit
+        self._places = separated.has_public_places
         self._traced = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, jax.core.Tracer)]
         with self._once():
             self._rows = separated.rows(args, kwargs)
@@ -342,8 +343,13 @@ class PrivateTarget:
 
     @property
     def has_public_size(self) -> bool:
-        """Whether the number of rows, and with it which row is where, is the same in neighbouring tables."""
+        """Whether the number of rows is the same in neighbouring tables."""
         return self._relation == "replace_one"
+
+    @property
+    def has_public_places(self) -> bool:
+        """Whether all rows but one are the same, *and* in the same places, in neighbouring tables."""
+        return self.has_public_size and self._places
 
     def on(self, rows: tuple[jax.Array, ...]) -> "PrivateTarget":
         """The same target with its rows given anew: those of `rows`, traced."""
