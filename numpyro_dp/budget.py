@@ -17,6 +17,10 @@ privacy with adaptive privacy-loss parameters").
 A charge is on the disk before the noise is drawn, so a crash can only lose what was paid for. What a file cannot
 show is that it was replaced by an older copy of itself, or by a copy that went another way: a second record, the
 *witness*, remembers how far it had got. Whoever deletes both begins anew, which is why a new budget says that it is.
+
+**Runs that are resumed.** Further lines say how many of a run's releases a process has *claimed*: it does so before it
+makes them, a twentieth of the plan at a time. So a run that was pickled can go on elsewhere (`MCMC.resume`), as often
+as one likes and after any crash, and its releases are made once: what was claimed is gone.
 """
 
 import contextlib
@@ -30,12 +34,14 @@ import os
 import threading
 import uuid
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from numpyro_dp import accounting
-from numpyro_dp.ledger import Plan, PrivacyBudgetError, flat_releases
+from numpyro_dp.ledger import Plan, PrivacyBudgetError, Releases, flat_releases
 from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Gaussian
 
 FORMAT = "numpyro_dp privacy budget 1"
@@ -51,6 +57,7 @@ class Charge:
     :ivar rho: its cost, if all of its releases are Gaussian; otherwise None, and `eps` and `delta` are the cost.
     :ivar num_rows: of how many units the table was; None under add-or-remove-one, where it is private.
     :ivar unit: "row", or a hash of which rows belong to which unit.
+    :ivar run: the run's own name.
     :ivar time: when, in UTC.
     """
 
@@ -60,6 +67,7 @@ class Charge:
     rho: float | None
     num_rows: int | None
     unit: str
+    run: str
     time: str
 
 
@@ -169,6 +177,40 @@ class PrivacyBudget:
             self._append({"kind": "charge", **dataclasses.asdict(charge)}, known)
         return charge
 
+    def claim(self, run: str, counts: Mapping[str, Sequence[int]], kinds: Mapping[str, Releases]) -> bool:
+        """Set releases of a run that has been charged aside for one process: nobody else will make them.
+
+        :param run: `Charge.run`.
+        :param counts: how many more of each kind, for each of its mechanisms; negative ones are given back.
+        :param kinds: how many there are.
+        :return: whether they were left. If they were, the claim is on the disk.
+        """
+        with self._locked():
+            known = self._read()
+            for name, wanted in counts.items():
+                total = np.add(known.claimed(run).get(name, [0] * len(wanted)), wanted)
+                if (total > kinds[name].counts).any():
+                    return False
+            self._append(
+                {"kind": "claim", "run": run, "counts": {k: list(map(int, c)) for k, c in counts.items()}}, known
+            )
+        return True
+
+    def claimed(self, run: str, plan: Plan) -> dict[str, tuple[int, ...]]:
+        """What has been claimed of a run's releases, by whatever process.
+
+        :raises PrivacyBudgetError: if no such run was charged to this budget.
+        """
+        with self._locked():
+            known = self._read()
+        charged = [charge for charge in known.charges if charge.run == run]
+        price = (plan.eps, plan.delta, plan.num_rows, plan.unit)
+        if not charged or (charged[0].eps, charged[0].delta, charged[0].num_rows, charged[0].unit) != price:
+            raise PrivacyBudgetError(
+                f"this run was not charged to {self.path}, or not at this price: it was begun with another budget"
+            )
+        return known.claimed(run)
+
     def _admit(self, plan: Plan, charges: tuple[Charge, ...], what: str) -> Charge:
         if plan.neighboring_relation != self.neighboring_relation:
             raise PrivacyBudgetError(
@@ -192,7 +234,8 @@ class PrivacyBudget:
         rho = math.fsum(count * (mechanism.rho or 0.0) for mechanism, count in releases) if gaussian else None
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         num_rows = None if plan.num_rows is None else int(plan.num_rows)
-        charge = Charge(what, float(plan.eps), float(plan.delta), rho, num_rows, plan.unit, time)
+        run = uuid.uuid4().hex
+        charge = Charge(what, float(plan.eps), float(plan.delta), rho, num_rows, plan.unit, run, time)
         if rho is not None:
             self._admit_gaussian(charge, rho, charges)
         else:
@@ -236,7 +279,7 @@ class PrivacyBudget:
         warnings.warn(
             f"a new privacy budget was made, to which nothing is charged yet: {self.path}", UserWarning, stacklevel=4
         )
-        self._append(header, _Known(header, (), ()))
+        self._append(header, _Known(header, (), (), ()))
 
     def _new_header(
         self, eps: float | None, delta: float | None, relation: str, other: tuple[float, float]
@@ -290,8 +333,9 @@ class PrivacyBudget:
             raise PrivacyBudgetError(f"{self.path} is no privacy budget of this package")
         self._compare_with_witness(entries[0]["id"], hashes[1:])
         fields = [field.name for field in dataclasses.fields(Charge)]
-        charges = tuple(Charge(**{name: entry[name] for name in fields}) for entry in entries[1:])
-        return _Known(entries[0], charges, tuple(hashes[1:]))
+        charges = tuple(Charge(**{name: e[name] for name in fields}) for e in entries if e["kind"] == "charge")
+        claims = tuple((e["run"], e["counts"]) for e in entries if e["kind"] == "claim")
+        return _Known(entries[0], charges, claims, tuple(hashes[1:]))
 
     def _append(self, entry: dict[str, Any], known: "_Known") -> None:
         """Add a line. First the line, then the witness: after a crash in between, the file is ahead, and holds more."""
@@ -402,7 +446,17 @@ class _Known(NamedTuple):
 
     header: dict[str, Any]
     charges: tuple[Charge, ...]
+    claims: tuple[tuple[str, dict[str, list[int]]], ...]
     hashes: tuple[str, ...]
+
+    def claimed(self, run: str) -> dict[str, tuple[int, ...]]:
+        """Sum of a run's claims, for each kind of release."""
+        total: dict[str, Any] = {}
+        for name, counts in (
+            (name, counts) for of, kinds in self.claims if of == run for name, counts in kinds.items()
+        ):
+            total[name] = np.add(total.get(name, 0), counts)
+        return {name: tuple(counts.tolist()) for name, counts in total.items()}
 
 
 def _hash(entry: dict[str, Any]) -> str:

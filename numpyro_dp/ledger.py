@@ -16,7 +16,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from numpyro_dp import accounting
 from numpyro_dp.mechanisms import Gaussian, Mechanism
 from numpyro_dp.noise import MAX_NOISE_MULTIPLIER, NoiseSource
 from numpyro_dp.subsampling import ALL_ROWS, AllRows, Batches
+
+CLAIM = 1 / 20
+"""The part of a plan's releases that a process sets aside at a time; as much may be lost if it crashes."""
 
 
 class PrivacyBudgetError(RuntimeError):
@@ -111,6 +114,19 @@ class Plan:
     def private(self) -> bool:
         """Whether there is noise. With too little of it `eps` may be infinite all the same."""
         return all(m.noise_multiplier > 0 for kind in self.kinds.values() for m in kind.mechanisms)
+
+
+class SharedBudget(Protocol):
+    """A budget that several runs draw on, in several processes; `numpyro_dp.PrivacyBudget`."""
+
+    def charge(self, plan: Plan, what: str) -> Any:
+        """Charge a whole plan; the result's `run` is the name of the run."""
+
+    def claim(self, run: str, counts: Mapping[str, Sequence[int]], kinds: Mapping[str, Releases]) -> bool:
+        """Set releases of a run aside for this process alone (or give them back, if `counts` are negative)."""
+
+    def claimed(self, run: str, plan: Plan) -> dict[str, tuple[int, ...]]:
+        """What any process has set aside."""
 
 
 def flat_releases(
@@ -206,14 +222,17 @@ def _planned(wanted: Mapping[str, Wanted], noise_multipliers: Mapping[str, float
 class Ledger:
     """Grants releases until the plan is used up. Thread-safe; cannot be copied or pickled into a second budget.
 
-    :param charge: charges a whole plan to the budget of the table, if it has one; called before the first release. Who
-        holds the noise holds the debt.
+    :param budget: of the table, if it has one: the whole plan is charged to it before the first release, and releases
+        are claimed from it, some at a time, before they are made. Who holds the noise holds the debt.
+    :param what: the name of the run in it.
     :ivar reproducible: whether the noise comes from a seed.
     """
 
-    def __init__(self, noise: NoiseSource | None, charge: Callable[[Plan], Any] | None = None):
+    def __init__(self, noise: NoiseSource | None, budget: SharedBudget | None = None, what: str = ""):
         self._process = os.getpid()
-        self._charge, self._charged = charge, False
+        self._budget, self._what = budget, what
+        self._run: str | None = None  # in the budget, once it is charged
+        self._claimed: dict[str, list[int]] = {}
         self._noise: NoiseSource | None = noise
         self.reproducible = noise is not None and noise.reproducible
         self._lock = threading.Lock()
@@ -260,8 +279,9 @@ class Ledger:
                 raise PrivacyBudgetError("the budget of this kernel is committed already, and part of it is spent")
             self._plan = plan
             self._spent = {name: [0] * len(kind.counts) for name, kind in plan.kinds.items()}
+            self._claimed = {name: [0] * len(kind.counts) for name, kind in plan.kinds.items()}
             self._context = repr((plan, context)).encode()
-            self._charged = False
+            self._run = None
 
     def assign(self, reserve: str, kinds: Mapping[str, Releases]) -> None:
         """Decide what a kind of release that was kept in reserve is spent on.
@@ -283,11 +303,16 @@ class Ledger:
             costs = [math.fsum(count * (m.rho or 0.0) for m, count in releases) for releases in (new, old)]
             if not costs[0] <= costs[1]:
                 raise PrivacyBudgetError(f"rho {costs[0]:g} is wanted from a reserve of {costs[1]:g}")
+            if not self._claim({reserve: (0, 1)}):
+                raise PrivacyBudgetError(
+                    f"what to do with the {reserve} of this run was decided elsewhere: somebody else has resumed it"
+                )
             left = {name: kind for name, kind in plan.kinds.items() if name != reserve}
             self._plan = dataclasses.replace(plan, kinds={**left, **kinds})
             self._context += repr(self._plan).encode()
-            del self._spent[reserve]
-            self._spent |= {name: [0] * len(kind.counts) for name, kind in kinds.items()}
+            for books in (self._spent, self._claimed):
+                del books[reserve]
+                books |= {name: [0] * len(kind.counts) for name, kind in kinds.items()}
 
     def bind_table(self, leaves: Sequence[Any]) -> None:
         """Remember which arrays the budget is for, without keeping them alive or reading them.
@@ -325,6 +350,16 @@ class Ledger:
         with self._lock:
             return {name: tuple(counts) for name, counts in self._spent.items()}
 
+    def _gone(self) -> dict[str, np.ndarray]:
+        """Releases of each kind that cannot be made any more: made here, or claimed by others who resumed this run."""
+        with self._lock:
+            gone = {name: np.array(counts) for name, counts in self._spent.items()}
+            if self._budget is not None and self._run is not None:
+                for name, counts in self._budget.claimed(self._run, self.plan).items():
+                    if name in gone:
+                        gone[name] += np.subtract(counts, self._claimed[name])
+        return gone
+
     def require(self, counts: Mapping[str, int], num_iterations: int, start: int | None, what: str) -> None:
         """Check that `counts` releases are left.
 
@@ -338,7 +373,7 @@ class Ledger:
                 "this kernel is a copy or was unpickled: it keeps results, not budget, which stays with the original. "
                 "Make a new kernel with a budget of its own"
             )
-        plan, spent = self.plan, self.spent()
+        plan, spent = self.plan, self._gone()
         short = []
         for name, count in counts.items():
             if name not in plan.kinds:
@@ -382,9 +417,8 @@ class Ledger:
                 for name, stage in stages.items()
             )
             granted = not plan.private or (within and source is not None)
-            if granted and self._charge is not None and not self._charged:
-                self._charge(plan)
-                self._charged = True
+            if granted:
+                granted = self._claim({name: (stages[name] or 0, request.number) for name, request in requests.items()})
             if granted:  # charged before any noise exists
                 for name, request in requests.items():
                     self._spent[name][stages[name] or 0] += request.number
@@ -421,6 +455,78 @@ class Ledger:
 
         return granted, {name: draw(name, request) for name, request in requests.items()}
 
+    def _claim(self, wanted: Mapping[str, tuple[int, int]]) -> bool:
+        """Whether the budget of the table has set releases aside for this process: before, or now.
+
+        :param wanted: for each kind, a stage and how many releases.
+        """
+        if self._budget is None:
+            return True
+        plan = self.plan
+        if self._run is None:
+            self._run = self._budget.charge(plan, self._what).run
+        missing = {
+            name: (stage, self._spent[name][stage] + number - self._claimed[name][stage])
+            for name, (stage, number) in wanted.items()
+            if self._spent[name][stage] + number > self._claimed[name][stage]
+        }
+        if not missing:
+            return True
+        ahead = {name: self._block(name, *short) for name, short in missing.items()}
+        exactly = {name: _at(len(self._claimed[name]), *short) for name, short in missing.items()}
+        for counts in (ahead, exactly):
+            if self._budget.claim(self._run, counts, plan.kinds):
+                for name, more in counts.items():
+                    self._claimed[name] = [have + count for have, count in zip(self._claimed[name], more, strict=True)]
+                return True
+        return False
+
+    def _block(self, name: str, stage: int, missing: int) -> list[int]:
+        """What is missing, and as many of the releases that come next as are claimed at a time."""
+        planned, claimed = self.plan.kinds[name].counts, self._claimed[name]
+        block = _at(len(planned), stage, missing)
+        more = math.ceil(CLAIM * sum(planned)) - missing
+        for later in range(stage, len(planned)):
+            count = min(max(more, 0), planned[later] - claimed[later] - block[later])
+            block[later] += count
+            more -= count
+        return block
+
+    def settle(self) -> None:
+        """Give back to the budget of the table what was claimed and not made."""
+        with self._lock:
+            if self._budget is None or self._run is None or self.closed:
+                return
+            unused = {name: np.subtract(self._spent[name], claimed).tolist() for name, claimed in self._claimed.items()}
+            if any(map(any, unused.values())):
+                self._claimed = {name: list(counts) for name, counts in self._spent.items()}
+                self._budget.claim(self._run, unused, self.plan.kinds)
+
+    def resume(self, budget: SharedBudget) -> None:
+        """Take up a run that was begun elsewhere: what nobody has claimed of its plan.
+
+        :raises PrivacyBudgetError: if this is no copy of a run that was charged to `budget`, or its noise has a seed.
+        """
+        with self._lock:
+            if not self.closed:
+                raise PrivacyBudgetError("this kernel has its budget: only a copy, or one that was pickled, is resumed")
+            if self._run is None or self._plan is None:
+                raise PrivacyBudgetError(
+                    "this run was not charged to a PrivacyBudget before it was pickled, so nobody knows what has been "
+                    "released since: give a new kernel a budget of its own"
+                )
+            if self.reproducible:
+                raise PrivacyBudgetError(
+                    "noise that a seed decides cannot be resumed: it would be the same under other queries"
+                )
+            taken = budget.claimed(self._run, self._plan)
+            self._spent = {
+                name: list(taken.get(name, [0] * len(kind.counts))) for name, kind in self._plan.kinds.items()
+            }
+            self._claimed = {name: list(counts) for name, counts in self._spent.items()}
+            self._noise, self._budget, self._process = NoiseSource(), budget, os.getpid()
+            self._table, self._warned = None, False
+
     def _unrepeated(self, nonce: bytes) -> bytes:
         """`nonce` made unique to this kernel and to this draw: the same noise under two queries would cancel out."""
         digest = hashlib.sha3_256(self._context + nonce).digest()
@@ -429,7 +535,13 @@ class Ledger:
 
     def __getstate__(self):
         # A copy that could grant releases would double the budget.
-        return {"_plan": self._plan, "_spent": self.spent(), "_warned": True, "reproducible": self.reproducible}
+        return {
+            "_plan": self._plan,
+            "_spent": self.spent(),
+            "_run": self._run,  # by which the budget of the table knows what is left
+            "_warned": True,
+            "reproducible": self.reproducible,
+        }
 
     def __setstate__(self, state):
         self.__init__(noise=None)  # type: ignore[misc]
@@ -441,3 +553,7 @@ def _reference(leaf: Any) -> Any:
         return weakref.ref(leaf)
     except TypeError:  # numbers and the like are public
         return lambda: leaf
+
+
+def _at(length: int, stage: int, count: int) -> list[int]:
+    return [count if k == stage else 0 for k in range(length)]

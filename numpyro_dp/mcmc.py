@@ -9,6 +9,7 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from numpyro.infer import mcmc as numpyro_mcmc
 
+from numpyro_dp.budget import PrivacyBudget
 from numpyro_dp.kernels.base import DPKernel
 from numpyro_dp.report import PrivacyReport
 
@@ -54,6 +55,7 @@ class MCMC(numpyro_mcmc.MCMC):
                 self.sampler.prepare(*args, **kwargs)
                 super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
                 jax.block_until_ready(self._last_state)
+            self.sampler.settle()
         finally:
             # Also after an error or an interrupt. What remains has the shapes that ArviZ needs, and nothing private.
             self._args, self._kwargs = self.sampler.without_data(args, kwargs)
@@ -61,6 +63,31 @@ class MCMC(numpyro_mcmc.MCMC):
             self._init_state_cache.clear()
             # What a failed `warmup` asked to be collected must not be collected by the next run.
             self._set_collection_params()
+
+    def resume(self, budget: PrivacyBudget) -> None:
+        """Go on with a run that was pickled, in another process or after a crash.
+
+        A pickle keeps results, not budget; what is left of that is in the file. Give a long run `num_iterations`, do it
+        in parts, and pickle the `MCMC` after each::
+
+            mcmc = MCMC(DPPenalty(model, eps=1.0, budget=budget, num_iterations=5000), num_warmup=500, num_samples=500)
+            mcmc.run(random.key(0), X, y=y)
+            Path("run.pickle").write_bytes(pickle.dumps(mcmc))
+
+            mcmc = pickle.loads(Path("run.pickle").read_bytes())  # perhaps tomorrow
+            mcmc.resume(PrivacyBudget("patients.budget"))
+            mcmc.run(mcmc.last_state.rng_key, X, y=y)  # 500 further draws from where the last part ended
+
+        Nothing is paid for twice or made twice: of the releases that are left each is claimed in the file before it is
+        made, by whoever goes on with the run. A process that crashes loses what it had claimed, a twentieth of the
+        plan at most beyond what it had made. Pass the same table, which nobody checks, and the same public arguments.
+
+        :param budget: that the run was charged to, opened anew.
+        :raises PrivacyBudgetError: if it was charged to no budget or to another one, or `noise_seed` was given.
+        """
+        self.sampler.resume(budget)
+        if self.last_state is not None:
+            self.post_warmup_state = self.last_state
 
     def _compile(self, rng_key, *args, **options) -> None:
         # With a progress bar NumPyro compiles by making an iteration, which would have to be paid for.

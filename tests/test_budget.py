@@ -1,6 +1,7 @@
 """One budget for a table: kernels, threads and processes draw on a file, and nothing makes it count too little."""
 
 import copy
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -225,10 +226,9 @@ def test_a_shallow_copy_shares_the_budget_and_cannot_run_without_it(path):
 
 def test_a_plan_that_is_changed_after_a_charge_is_charged_again(path, monkeypatch):
     budget = PrivacyBudget(path, eps=2.0, delta=1e-6)
-    ledger = Ledger(NoiseSource(), lambda plan: budget.charge(plan, "run"))
+    ledger = Ledger(NoiseSource(), budget, "run")
     ledger.commit(plan(0.5))
-    ledger._charge(ledger.plan)
-    ledger._charged = True  # as after an interrupt between the charge and the books
+    ledger._run = budget.charge(ledger.plan, "run").run  # as after an interrupt between the charge and the books
     ledger.commit(plan(1.0))
     ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")
     assert [charge.eps for charge in budget.charges] == [0.5, 1.0]
@@ -503,7 +503,7 @@ def test_threads_that_share_one_budget_never_charge_more_than_there_is(path):
 def test_two_kernels_that_both_would_fit_alone_cannot_both_run(path):
     """Both pass the check beforehand; the second is refused when it asks for its first noise."""
     budget = PrivacyBudget(path, eps=1.0, delta=1e-6)
-    ledgers = [Ledger(NoiseSource(), lambda plan: budget.charge(plan, "run")) for _ in range(2)]
+    ledgers = [Ledger(NoiseSource(), budget, "run") for _ in range(2)]
     for ledger in ledgers:
         budget.require(plan(0.9))
         ledger.commit(plan(0.9))
@@ -519,7 +519,7 @@ def test_two_kernels_that_both_would_fit_alone_cannot_both_run(path):
 def test_a_charge_that_is_not_written_is_not_granted(path, monkeypatch):
     """A mutation of the order: were noise drawn first, it would be out although the disk is full."""
     budget = PrivacyBudget(path, eps=1.0, delta=1e-6)
-    ledger = Ledger(NoiseSource(), lambda plan: budget.charge(plan, "run"))
+    ledger = Ledger(NoiseSource(), budget, "run")
     ledger.commit(plan(0.9))
 
     def full(*args):
@@ -530,3 +530,199 @@ def test_a_charge_that_is_not_written_is_not_granted(path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")
     assert ledger.untouched
+
+
+# -- Runs that are resumed ---------------------------------------------------------------------------------------------
+
+
+def part(sampler, draws=4, warmup=2):
+    mcmc = MCMC(sampler, num_warmup=warmup, num_samples=draws, progress_bar=False)
+    mcmc.run(jax.random.key(0), X)
+    return mcmc
+
+
+def decreasing(t):
+    return 1e-3 / (1 + t)
+
+
+def again(mcmc):
+    """A copy as another process would have it, of which nothing is shared."""
+    return pickle.loads(pickle.dumps(mcmc))
+
+
+def go_on(mcmc):
+    mcmc.post_warmup_state = mcmc.last_state  # as `resume` does
+    mcmc.run(mcmc.last_state.rng_key, X)
+    return mcmc
+
+
+def test_a_run_goes_on_from_a_pickle_until_its_plan_is_used_up(path):
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-3)
+    first = part(DPPenalty(model, eps=1.0, step_size=0.1, budget=budget, num_iterations=14))
+    with pytest.raises(PrivacyBudgetError, match="copy or was unpickled"):
+        go_on(again(first))
+    second = again(first)
+    second.resume(PrivacyBudget(path))
+    assert second.sampler.privacy.made == {"ratio": (6,)}
+    assert go_on(second).sampler.privacy.made == {"ratio": (10,)}
+    assert int(second.last_state.i) == 10
+    assert not bool(second.last_state.exhausted)
+    third = again(second)
+    third.resume(PrivacyBudget(path))
+    assert go_on(third).sampler.privacy.made == {"ratio": (14,)}
+    with pytest.raises(PrivacyBudgetError, match="0 of 4 ratio releases left"):
+        go_on(third)
+    assert len(budget.charges) == 1
+    assert third.privacy.eps == first.privacy.eps == 1.0
+
+
+def test_pickles_of_one_run_and_the_run_itself_share_what_is_left(path):
+    """An old pickle is a roll-back of the run: the file knows better."""
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-3)
+    first = part(DPPenalty(model, eps=1.0, step_size=0.1, budget=budget, num_iterations=14))
+    old = [again(first) for _ in range(3)]
+    for mcmc in old:
+        mcmc.resume(budget)  # all of them before any goes on
+    go_on(old[0])
+    go_on(first)
+    with pytest.raises(PrivacyBudgetError, match="0 of 4 ratio releases left"):
+        go_on(old[1])
+    assert old[1].sampler.privacy.made == {"ratio": (6,)}  # by its own books there was enough
+    old[2].sampler._ledger._claimed["ratio"][0] -= 1  # a mutation of the books does not help
+    with pytest.warns(RuntimeWarning, match="is used up"):
+        assert not old[2].sampler._ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")[0]
+    (run,) = budget.charges
+    assert budget.claimed(run.run, first.sampler._ledger.plan) == {"ratio": (14,)}
+
+
+def test_what_a_crashed_process_had_claimed_is_gone(path):
+    """It may have been released; nobody knows. At most a twentieth of the plan."""
+    budget = PrivacyBudget(path, eps=1.0, delta=1e-3)
+    ledger = Ledger(NoiseSource(), budget, "run")
+    ledger.commit(plan(0.5, count=100))
+    pickled = pickle.dumps(ledger)
+    for _ in range(7):
+        assert ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")[0]
+    with pytest.raises(PrivacyBudgetError, match="not charged to a PrivacyBudget before it was pickled"):
+        pickle.loads(pickled).resume(budget)
+    resumed = pickle.loads(pickle.dumps(ledger))
+    resumed.resume(budget)
+    assert resumed.spent() == {"ratio": (10,)}
+    grants = 0
+    with pytest.warns(RuntimeWarning, match="used up"):
+        while resumed.grant({"ratio": Request(1, (1,))}, 0, 50, b"")[0]:
+            grants += 1
+    assert grants == 90
+    with pytest.warns(RuntimeWarning, match="used up"):
+        own = [ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")[0] for _ in range(4)]
+    assert own == [True, True, True, False]  # three it had claimed before
+
+
+def test_claims_are_on_the_disk_before_there_is_noise(path, monkeypatch):
+    budget = PrivacyBudget(path, eps=1.0, delta=1e-3)
+    ledger = Ledger(NoiseSource(), budget, "run")
+    ledger.commit(plan(0.5, count=100))
+    made, draw = [], NoiseSource.draw
+
+    def watched(self, *args):
+        made.append(1)
+        (run,) = budget.charges
+        assert budget.claimed(run.run, ledger.plan)["ratio"][0] >= len(made)
+        return draw(self, *args)
+
+    monkeypatch.setattr(NoiseSource, "draw", watched)
+    for _ in range(30):
+        ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")
+    assert len(made) == 30
+    ledger.settle()
+    assert budget.claimed(budget.charges[0].run, ledger.plan) == {"ratio": (30,)}
+    ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")
+    assert budget.claimed(budget.charges[0].run, ledger.plan) == {"ratio": (35,)}
+
+
+def _grants(path, pickled):
+    warnings.simplefilter("ignore")
+    ledger = pickle.loads(pickled)
+    ledger.resume(PrivacyBudget(path))
+    return sum(ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")[0] for _ in range(100))
+
+
+@pytest.mark.slow
+def test_processes_that_resume_one_run_never_release_more_than_its_plan(path):
+    budget = PrivacyBudget(path, eps=1.0, delta=1e-3)
+    ledger = Ledger(NoiseSource(), budget, "run")
+    ledger.commit(plan(0.5, count=100))
+    ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")
+    ledger.settle()
+    pickled = pickle.dumps(ledger)
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        counts = pool.starmap(_grants, [(path, pickled), (path, pickled)])
+    assert sum(counts) == 99
+
+
+def test_noise_that_changes_over_time_is_claimed_iteration_by_iteration(path):
+    budget = PrivacyBudget(path, eps=3.0, delta=1e-2, other=(2.0, 5e-3))
+    kernel = DPSGLD(model, eps=1.0, delta=1e-3, step_size=decreasing, budget=budget, num_iterations=8)
+    first = part(kernel, draws=3, warmup=0)
+    resumed = again(first)
+    resumed.resume(budget)
+    (made,) = resumed.privacy.made.values()
+    assert sum(made) == 3
+    go_on(resumed)
+    assert sum(*resumed.privacy.made.values()) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["surrogate", "walk"])
+def test_a_prepared_kernel_goes_on_without_asking_the_table_anew(path, mode, monkeypatch):
+    budget = PrivacyBudget(path, eps=50.0, delta=1e-3)
+    options = {"prepare": Preparation(mode=mode, force=True), "num_iterations": 20}
+    first = part(DPHMC(model, eps=20.0, budget=budget, **options))
+    resumed = again(first)
+    resumed.resume(budget)
+    monkeypatch.setattr(type(resumed.sampler), "_run_preparation", lambda *a: pytest.fail("it was prepared again"))
+    go_on(resumed)
+    assert resumed.sampler.prepared.mode == mode
+    assert np.isfinite(resumed.get_samples()["mu"]).all()
+    made = resumed.privacy.made
+    assert made.get("ratio", ()) == ((10,) if mode == "walk" else ())
+    assert {k: v for k, v in made.items() if k != "ratio"} == {
+        k: v for k, v in first.privacy.made.items() if k != "ratio"
+    }
+
+
+def test_what_to_do_with_a_reserve_is_decided_once(path):
+    """Two pickles from before the decision would spend it twice."""
+    budget = PrivacyBudget(path, eps=1.0, delta=1e-3)
+    ledger = Ledger(NoiseSource(), budget, "run")
+    both = plan(0.5, count=10)
+    kinds = {
+        "ratio": Releases(both.kinds["ratio"].mechanisms, (9,)),
+        "reserve": Releases(both.kinds["ratio"].mechanisms, (1,)),
+    }
+    ledger.commit(dataclasses.replace(both, kinds=kinds))
+    ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")
+    ledgers = [pickle.loads(pickle.dumps(ledger)) for _ in range(2)]
+    for resumed in ledgers:
+        resumed.resume(budget)
+    ledgers[0].assign("reserve", {"walk": kinds["reserve"]})
+    with pytest.raises(PrivacyBudgetError, match="somebody else has resumed it"):
+        ledgers[1].assign("reserve", {"surrogate": kinds["reserve"]})
+    later = pickle.loads(pickle.dumps(ledger))
+    later.resume(budget)
+    with pytest.raises(PrivacyBudgetError, match="no untouched reserve"):
+        later.assign("reserve", {"surrogate": kinds["reserve"]})
+
+
+def test_what_cannot_be_resumed_says_why(path, tmp_path):
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-3)
+    first = part(DPPenalty(model, eps=1.0, step_size=0.1, budget=budget, num_iterations=14))
+    with pytest.raises(PrivacyBudgetError, match="this kernel has its budget"):
+        first.resume(budget)
+    with pytest.raises(PrivacyBudgetError, match="begun with another budget"):
+        again(first).resume(PrivacyBudget(tmp_path / "another.budget", eps=2.0, delta=1e-3))
+    with pytest.raises(PrivacyBudgetError, match="not charged to a PrivacyBudget"):
+        again(part(DPPenalty(model, eps=1.0, step_size=0.1, num_iterations=14))).resume(budget)
+    seeded = part(DPPenalty(model, eps=0.1, step_size=0.1, budget=budget, num_iterations=14, noise_seed=3**90))
+    with pytest.raises(PrivacyBudgetError, match="same under other queries"):
+        again(seeded).resume(budget)

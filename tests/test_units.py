@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpyro.infer.util import log_density
 
-from numpyro_dp import DPHMC, DPSGLD, MCMC, DPBarker, DPExponentialFamily, DPPenalty, audit
+from numpyro_dp import DPHMC, DPSGLD, MCMC, DPBarker, DPExponentialFamily, DPPenalty, PrivacyBudget, audit
 from numpyro_dp.clipping import GRID, clipped_sum
 from numpyro_dp.kernels.survey import Frame, Survey
 from numpyro_dp.model import separate
@@ -373,6 +373,11 @@ def test_an_array_that_is_changed_later_changes_nothing():
     np.testing.assert_array_equal(kernel._separate(ARGS, KWARGS).number, units().number)
 
 
-def test_an_audit_takes_no_budget_and_no_seed(tmp_path):
-    with pytest.raises(ValueError, match="leave out `budget` and `noise_seed`"):
-        audit(lambda: DPSGLD(gaussian, eps=1.0, noise_seed=1), (X[:, 0],), (X[:, 0],))
+def test_an_audit_takes_no_budget_and_no_seed(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with pytest.warns(UserWarning, match="a new privacy budget"):
+        budget = PrivacyBudget(tmp_path / "table.budget", eps=3.0, delta=1e-3)
+    for option in ({"noise_seed": 1}, {"budget": budget}):
+        with pytest.raises(ValueError, match="leave out `budget` and `noise_seed`"):
+            audit(lambda option=option: DPSGLD(gaussian, eps=1.0, **option), (X[:, 0],), (X[:, 0],))
+    assert budget.charges == ()

@@ -261,7 +261,8 @@ class DPKernel(MCMCKernel, Algorithm):
         if budget is not None and not isinstance(budget, PrivacyBudget):
             raise TypeError(f"budget must be a numpyro_dp.PrivacyBudget, got {budget!r}; the number is `eps`")
         self._budget, self._shared = budget, None if budget is None else (budget.eps, budget.delta)
-        self._ledger = Ledger(NoiseSource(noise_seed), None if budget is None else self._charge)
+        name = getattr(model, "__name__", type(model).__name__)
+        self._ledger = Ledger(NoiseSource(noise_seed), budget, f"{type(self).__name__} of {name}")
         self._separated: dict[Any, SeparableModel] = {}
         self._described: dict[str, Any] | None = None
         self._seed_is_guessable = noise_seed is not None and abs(noise_seed) < 2**64
@@ -367,6 +368,19 @@ class DPKernel(MCMCKernel, Algorithm):
     def prepare(self, *model_args: Any, **model_kwargs: Any) -> None:
         """Do what has to be done once, before any chain starts; `init` does it otherwise. Here: nothing."""
         self._admit(model_args, model_kwargs)
+
+    def resume(self, budget: PrivacyBudget) -> None:
+        """Take up what is left of the budget of a kernel that was copied or pickled; see `numpyro_dp.MCMC.resume`.
+
+        :param budget: that the run was charged to.
+        :raises PrivacyBudgetError: if it was not, or `noise_seed` was given.
+        """
+        self._ledger.resume(budget)
+        self._budget = budget
+
+    def settle(self) -> None:
+        """Tell the budget of the table, if there is one, what has not been released; `numpyro_dp.MCMC` does."""
+        self._ledger.settle()
 
     def _admit(self, model_args: tuple, model_kwargs: dict) -> SeparableModel:
         """Check that the budget is for these arguments, and make the kernel ready for them."""
@@ -566,12 +580,6 @@ class DPKernel(MCMCKernel, Algorithm):
             self._budget.require(plan)
         self._described = self._describe_table(separated)
         self._ledger.commit(plan, repr((type(self).__name__, self._settings())))
-
-    def _charge(self, plan: Plan) -> None:
-        """Charge the plan to the table's budget."""
-        assert self._budget is not None
-        name = getattr(self._model, "__name__", type(self._model).__name__)
-        self._budget.charge(plan, f"{type(self).__name__} of {name}")
 
     def _wanted(self, num_rows: int, num_iterations: int, num_chains: int) -> dict[str, Wanted]:
         """Everything that the budget is for."""

@@ -20,7 +20,7 @@ from numpyro.util import is_prng_key
 
 from numpyro_dp import accounting
 from numpyro_dp.accounting import noise_multiplier_for
-from numpyro_dp.cut import find_cut
+from numpyro_dp.cut import Cut, find_cut
 from numpyro_dp.kernels.base import Algorithm, DPKernel, DPState
 from numpyro_dp.kernels.chains import CHAINS, Chain, Prepared
 from numpyro_dp.kernels.survey import Frame, Survey
@@ -154,6 +154,8 @@ class PreparedKernel(DPKernel):
     # -- The preparation ---------------------------------------------------------------------------------------------
 
     def require_budget(self, num_iterations, num_chains, model_args, model_kwargs, planned, start=0) -> None:
+        if self._result is not None and self._chain is None and not self._ledger.closed:
+            self._take_up(model_args, model_kwargs)
         super().require_budget(num_iterations, num_chains, model_args, model_kwargs, planned, start)
         plan = self._ledger.plan
         if self._preparation is None or self._chain is not None or self._preparation.mode == "surrogate":
@@ -196,6 +198,8 @@ class PreparedKernel(DPKernel):
             return
         options = self._resolved
         assert options is not None
+        if self._result is not None and self._chain is None:
+            self._take_up(model_args, model_kwargs)
         if self._chain is None:
             with jax.ensure_compile_time_eval():
                 self._chain = self._run_preparation(options, separated, model_args, model_kwargs)
@@ -213,13 +217,7 @@ class PreparedKernel(DPKernel):
     def _run_preparation(self, options: Preparation, separated: SeparableModel, args: tuple, kwargs: dict) -> Chain:
         plan, power = self._ledger.plan, self._power(separated.num_rows)
         rho = _rho(plan.kinds)
-        cut = find_cut(separated.of_rows, args, kwargs)
-        drawn = cut.drawn_log_density
-        cut = dataclasses.replace(
-            cut,
-            row_log_density=separated.per_unit(cut.row_log_density),
-            drawn_log_density=None if drawn is None else separated.per_unit(drawn),
-        )
+        cut = _cut_of_units(separated, args, kwargs)
         if not options.force and plan.num_rows is not None:
             require_hope(cut.size, plan.num_rows / power, rho, options, plan.eps)
         counts = {kind: sum(shares.counts) for kind, shares in preparation_releases(options).items()}
@@ -256,7 +254,25 @@ class PreparedKernel(DPKernel):
         prepared = Prepared(mode, found, cut.names, frame, surrogate, bounds, slope, start, covariance, step, distance)
         if distance is not None and distance > FAR and not options.force:
             warnings.warn(f"the posterior may be off: {_far(distance)}", RuntimeWarning, stacklevel=2)
-        return CHAINS[mode](prepared, cut, separated.log_prior(args, kwargs), self._noise_aware, power)
+        return self._make_chain(prepared, cut, separated, args, kwargs)
+
+    def _make_chain(self, prepared: Prepared, cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict) -> Chain:
+        power = self._power(separated.num_rows)
+        return CHAINS[prepared.mode](prepared, cut, separated.log_prior(args, kwargs), self._noise_aware, power)
+
+    def _take_up(self, args: tuple, kwargs: dict) -> None:
+        """Make the chain anew that a kernel had chosen before it was pickled; the table is not asked again."""
+        separated, prepared = self._separate(args, kwargs), self._result
+        assert prepared is not None
+        with jax.ensure_compile_time_eval():
+            cut = _cut_of_units(separated, args, kwargs)
+            if cut.names != prepared.coordinates:
+                raise ValueError(
+                    f"this kernel was prepared in the coordinates {', '.join(prepared.coordinates)}, and with these "
+                    f"arguments the model has {', '.join(cut.names)}: pass the same public arguments"
+                )
+            self._chain = self._make_chain(prepared, cut, separated, args, kwargs)
+        self._public = self._public_leaves(args, kwargs)
 
     def _choose(self, found: Check, last: Round, reserve: float, power: float) -> str:
         """Which chain serves, by released numbers."""
@@ -374,6 +390,16 @@ class PreparedKernel(DPKernel):
 
     def __getstate__(self):
         return super().__getstate__() | {"_chain": None, "_public": None}
+
+
+def _cut_of_units(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
+    cut = find_cut(separated.of_rows, args, kwargs)
+    drawn = cut.drawn_log_density
+    return dataclasses.replace(
+        cut,
+        row_log_density=separated.per_unit(cut.row_log_density),
+        drawn_log_density=None if drawn is None else separated.per_unit(drawn),
+    )
 
 
 class _NotYet(Algorithm):
