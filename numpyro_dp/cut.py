@@ -30,6 +30,7 @@ each other, as ordered cut points are; then the cut moves towards z, and to z it
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -194,16 +195,14 @@ class _Graph:
         return len(self.avals) - 1
 
     def _constant(self, aval: Any, constant: Any) -> int:
-        value = self._value(aval)
-        self.constants[value] = constant
-        return value
-
-    def _literal(self, literal: Literal) -> int:
-        if np.shape(literal.val):
-            return self._constant(literal.aval, literal.val)
-        key = (str(literal.aval), np.asarray(literal.val).tobytes())
+        # An array that a model closes over comes anew with each trace: it is one value. Tracers and keys have no bytes.
+        if isinstance(constant, jax.core.Tracer) or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+            key: Any = object()
+        else:
+            key = (str(aval), hashlib.sha256(np.asarray(constant).tobytes()).digest())
         if key not in self._known:
-            self._known[key] = self._constant(literal.aval, literal.val)
+            self._known[key] = self._value(aval)
+            self.constants[self._known[key]] = constant
         return self._known[key]
 
     def _write_out(self, jaxpr: Jaxpr, consts: Sequence, inputs: Sequence[int]) -> list[int]:
@@ -211,7 +210,7 @@ class _Graph:
         numbers |= {var: self._constant(var.aval, c) for var, c in zip(jaxpr.constvars, consts, strict=True)}
 
         def number(atom: Any) -> int:
-            return self._literal(atom) if isinstance(atom, Literal) else numbers[atom]
+            return self._constant(atom.aval, atom.val) if isinstance(atom, Literal) else numbers[atom]
 
         for eqn in jaxpr.eqns:
             operands = [number(atom) for atom in eqn.invars]
