@@ -400,6 +400,20 @@ def test_public_arrays_may_be_traced():
     np.testing.assert_allclose(density, cut.row_log_density(phi, row), rtol=1e-5)
 
 
+def test_an_array_that_is_closed_over_is_one_value_in_the_density_and_in_the_draw():
+    """Else the draw would need parameters that are not in phi, and could not be made."""
+    turn = np.array([[1.0, 0.5], [-0.5, 1.0]], np.float32)
+
+    def model(x):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("x", dist.Normal(turn @ b, 1.0).to_event(1), obs=x)
+
+    cut = find_cut(_separate(model, (np.zeros((5, 2), np.float32),)), (np.zeros((5, 2), np.float32),), {})
+    assert not cut.trivial
+    assert cut.drawn_log_density is not None
+
+
 def test_a_model_that_reads_tracers_from_elsewhere_has_a_cut_without_numbers():
     @jax.jit
     def inside(shift):
