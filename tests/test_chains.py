@@ -64,6 +64,7 @@ def target_of(power=1.0):
         rows=lambda args, kwargs: rows,
         num_params=2,
         rows_per_unit=1,
+        has_public_places=True,
         num_rows=N,
     )
     return PrivateTarget(separated, (), {}, neighboring_relation="replace_one", power=power)

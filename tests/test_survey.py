@@ -75,6 +75,7 @@ def survey_of(rows, relation="replace_one", power=1.0, density=logistic):
         rows=lambda args, kwargs: rows,
         num_params=M,
         rows_per_unit=1,
+        has_public_places=True,
         num_rows=len(rows[0]),
     )
     target = PrivateTarget(separated, (), {}, neighboring_relation=relation, power=power)
