@@ -1,8 +1,8 @@
 """What does noise from the operating system's generator cost, beside noise that could be replayed?
 
-Time of one draw of a release's noise (a number, and a vector of 1,000) from the operating system's entropy, which is the
-default; from a secret seed (SHAKE-256); and, in the place of both, NumPy's Philox normals rounded to the same grid. The
-draws take turns, so that a busy machine slows all of them alike; the fastest tenth is averaged.
+Time of one draw of a release's noise (a number, and a vector of 1,000) from the operating system's entropy, which is
+the default; from a secret seed (SHAKE-256); and, in the place of both, NumPy's Philox normals rounded to the same grid.
+The draws take turns, so that a busy machine slows all of them alike; the fastest tenth is averaged.
 
     python benchmarks/noise.py
 """
