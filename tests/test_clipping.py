@@ -11,6 +11,7 @@ from numpyro_dp.clipping import (
     GRID,
     BrokenCompilerError,
     ClippedSum,
+    OwnerIndex,
     chunk_rows,
     clipped_sum,
     require_correct_sums,
@@ -176,3 +177,89 @@ def test_a_compiler_seen_to_add_wrongly_is_refused(monkeypatch):
     with pytest.raises(BrokenCompilerError, match="known-answer"):
         require_correct_sums()
     numpyro_dp.clipping._known_sums_are_right.cache_clear()
+
+
+# -- Rows in fixed places, whose vectors are added up by blocks --------------------------------------------------------
+
+
+def by_blocks(values, bound, size=None):
+    return clipped_sum(lambda row: row[0][0], (jnp.asarray(values),), bound, size=size, fixed_places=True)
+
+
+compiled_by_blocks = jax.jit(by_blocks)
+
+
+@pytest.mark.parametrize("n", [1, 5, 64, 65, 300, 2000])
+def test_sums_by_blocks_are_those_of_single_rows(n, precision, monkeypatch):
+    monkeypatch.setattr(numpyro_dp.clipping, "_CHUNK_ELEMENTS", 2**11)  # several chunks, the last one incomplete
+    rng = np.random.default_rng(n)
+    values = rng.normal(size=(n, 7)) * rng.lognormal(sigma=2, size=(n, 1))
+    values[rng.random(n) < 0.1, 3] = rng.choice([np.nan, np.inf, -np.inf])
+    for size in (None, n // 2):
+        one = released(vector_sum(values[:size], 1.5), None) if size != 0 else 0
+        found = released(by_blocks(values, 1.5, size), None)
+        np.testing.assert_allclose(found, one, atol=2e-3 * max(np.sqrt(n), 1))
+    inside = np.clip(values, -0.1, 0.1)
+    total = np.nan_to_num(inside)[np.isfinite(inside).all(1)].sum(0)
+    np.testing.assert_allclose(released(by_blocks(inside, 1.0), None), total, atol=1e-5 * n)  # unclipped: no bias
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    changed=st.lists(st.lists(st.sampled_from(HOSTILE), min_size=3, max_size=3), min_size=2, max_size=2),
+    rest=st.sampled_from(["aligned", "random", "huge", "tiny", "mixed"]),
+    place=st.integers(0, 149),
+    log_bound=st.floats(-12, 12),
+    seed=st.integers(0, 9),
+)
+def test_by_blocks_a_changed_row_moves_the_sum_by_at_most_the_sensitivity(changed, rest, place, log_bound, seed):
+    rng, bound = np.random.default_rng(seed), 10.0**log_bound
+    values = rng.normal(size=(150, 3)) * bound
+    if rest == "aligned":  # all of them at the bound, on one side: the largest partial sums
+        values = np.abs(values[:1]) * np.ones((150, 1)) * rng.uniform(1, 3, size=(150, 1))
+    values *= {"huge": 1e15, "tiny": 1e-15}.get(rest, 1.0)
+    if rest == "mixed":
+        values *= 10.0 ** rng.uniform(-20, 20, size=(150, 1))
+    values = np.clip(values, -3e38, 3e38).astype(np.float32)
+    tables = []
+    for row in changed:
+        table = values.copy()
+        table[place] = row
+        tables.append(steps(compiled_by_blocks(table, jnp.float32(bound))))
+    difference = (tables[0] - tables[1]).astype(float)
+    assert np.linalg.norm(difference) <= sensitivity_steps("replace_one")
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 20, 300])
+def test_by_blocks_the_sensitivity_is_nearly_reached_and_never_passed(dimension, precision):
+    """A row that turns around, among others that make every partial sum as large as can be."""
+    rng = np.random.default_rng(dimension)
+    largest = 0.0
+    for _ in range(20):
+        values = rng.normal(size=dimension) * np.ones((192, 1)) * 10 ** rng.uniform(0, 5, size=(192, 1))
+        turned = values.copy()
+        turned[rng.integers(192)] *= -1
+        one, other = (steps(compiled_by_blocks(v, 1.0)).astype(float) for v in (values, turned))
+        largest = max(largest, np.linalg.norm(one - other))
+    assert 0.997 * sensitivity_steps("replace_one") < largest <= sensitivity_steps("replace_one")
+
+
+def test_by_blocks_a_mutation_without_the_clip_is_caught(monkeypatch):
+    monkeypatch.setattr(numpyro_dp.clipping.lax, "rsqrt", jnp.ones_like)
+    values = np.ones((64, 3), np.float32)
+    changed = values.copy()
+    changed[5] = -1e3
+    with jax.disable_jit():
+        difference = steps(by_blocks(values, 1.0)) - steps(by_blocks(changed, 1.0))
+    assert np.linalg.norm(difference.astype(float)) > sensitivity_steps("replace_one")
+
+
+def test_what_is_not_in_fixed_places_is_added_row_by_row(monkeypatch):
+    """Were a row taken out, all the others would move to other blocks, and be rounded with others."""
+    monkeypatch.setattr(numpyro_dp.clipping, "_sum_by_blocks", lambda *args: pytest.fail("added up by blocks"))
+    values = np.ones((10, 3), np.float32)
+    vector_sum(values, 1.0)
+    owners = OwnerIndex(np.zeros(10, np.int32), 2)
+    clipped_sum(lambda row: row[0][0], (jnp.asarray(values),), 1.0, owners=owners, fixed_places=True)
+    with pytest.raises(pytest.fail.Exception):
+        by_blocks(values, 1.0)

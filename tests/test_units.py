@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpyro.infer.util import log_density
 
-from numpyro_dp import DPHMC, DPSGLD, MCMC, DPBarker, DPExponentialFamily, DPPenalty, PrivacyBudget, audit
+from numpyro_dp import DPHMC, DPSGLD, MCMC, DPBarker, DPExponentialFamily, DPPenalty, PrivacyBudget, audit, clipping
 from numpyro_dp.clipping import GRID, clipped_sum
 from numpyro_dp.kernels.survey import Frame, Survey
 from numpyro_dp.model import separate
@@ -107,6 +107,26 @@ def test_rows_of_private_units_are_in_no_public_place(relation):
     assert not target.has_public_places
     assert target.has_public_size == (relation == "replace_one")
     assert [part.shape[:2] for part in target.rows] == [(20, 5)] * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "fixed"),
+    [
+        ({}, True),
+        ({"neighboring_relation": "add_or_remove_one", "delta": 1e-3}, False),
+        ({"unit": "person"}, True),
+        ({"unit": "person", "max_rows_per_unit": 5}, False),
+    ],
+)
+def test_vectors_are_added_up_by_blocks_only_where_places_are_public(options, fixed, monkeypatch):
+    """Elsewhere a row more or less would move all later ones to other blocks, and round them with others."""
+    kernel = DPPenalty(model, eps=1.0, step_size=0.1, num_iterations=1, **options)
+    kernel.init(jax.random.key(0), 0, None, ARGS, KWARGS)
+    target = kernel._target(kernel._separate(ARGS, KWARGS), ARGS, KWARGS)
+    used, original = [], clipping._sum_by_blocks
+    monkeypatch.setattr(clipping, "_sum_by_blocks", lambda *args: used.append(1) or original(*args))
+    target._sum(None, lambda row: row[0][0] if "unit" not in options else row[0][0, 0], 1.0, D)
+    assert bool(used) == fixed
 
 
 hostile = st.sampled_from([0.0, 1.0, -3.0, 1e6, -1e30, np.inf, -np.inf, np.nan])

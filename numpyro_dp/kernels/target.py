@@ -362,7 +362,8 @@ class PrivateTarget:
     ) -> ClippedSum | UnclippedSum:
         size = None if batch is None else batch.size
         owners = self._owners if isinstance(self._owners, OwnerIndex) else None
-        return clipped_sum(per_row, self._batch_rows(batch), bound, width * self._rows_per_unit, size, owners)
+        rows, width = self._batch_rows(batch), width * self._rows_per_unit
+        return clipped_sum(per_row, rows, bound, width, size, owners, self.has_public_places)
 
     def _release(self, draw: Draw, total: ClippedSum | UnclippedSum) -> Released:
         self._require_noise(draw.noise)
