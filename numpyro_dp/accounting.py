@@ -24,14 +24,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent, SelfComposedDpEvent
-from scipy.fft import next_fast_len
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from numpyro_dp import mechanisms
+from numpyro_dp.losses import MAX_BINS, Convolution, largest_loss, mean_loss
 from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS as NEIGHBORING_RELATIONS
-from numpyro_dp.mechanisms import Gaussian, Mechanism, noise_per_row_bound
+from numpyro_dp.mechanisms import Gaussian, Mechanism
 
 MIN_EPS, MIN_DELTA = 1e-4, 1e-30
 """Below these the formulas lose digits to cancellation, and no posterior can come of such a budget."""
@@ -106,33 +105,6 @@ def _zcdp_rho(eps: float, delta: float) -> float:
     return (eps / (math.sqrt(eps + log_inverse_delta) + math.sqrt(log_inverse_delta))) ** 2
 
 
-def rdp_eps(delta: float, rho: float) -> float:
-    """The best ``eps`` from the Rényi curve ``alpha * rho``, with the conversion of Canonne, Kamath and Steinke (2020).
-
-    For comparison only: larger than `gaussian_eps`.
-    """
-    if rho == 0:
-        return 0.0
-
-    def eps_at(log_order_minus_one: float) -> float:
-        order = 1 + math.exp(log_order_minus_one)
-        return order * rho + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
-
-    # One smooth minimum in log(order - 1), near sqrt(ln(1/delta) / rho).
-    centre = 0.5 * math.log(math.log(1 / delta) / rho)
-    grid = [eps_at(centre + 0.001 * k) for k in range(-4000, 4001)]
-    return max(0.0, min(grid))
-
-
-def releases_rho(noise_multiplier: float, count: int) -> float:
-    """Cost ``rho`` of `count` Gaussian releases at `noise_multiplier` (noise sd / L2 sensitivity), rounded up."""
-    if count == 0:
-        return 0.0
-    if noise_multiplier == 0:
-        return math.inf
-    return count / (2 * noise_multiplier**2) * (1 + 1e-15)
-
-
 def noise_multiplier_for(rho: float, count: int) -> float:
     """The smallest noise multiplier at which `count` releases cost at most `rho`, rounded up; 0 for infinite `rho`."""
     _check(count > 0, f"count must be positive, got {count}")
@@ -140,18 +112,6 @@ def noise_multiplier_for(rho: float, count: int) -> float:
     if rho == math.inf:
         return 0.0
     return math.sqrt(count / (2 * rho)) * (1 + _SAFETY)
-
-
-def gaussian_event(noise_multiplier: float, count: int, neighboring_relation: str) -> DpEvent:
-    """The privacy event of `count` releases, as dp_accounting's PLD accountant understands it.
-
-    dp_accounting counts the noise in units of one row's norm bound, for either relation, while our noise multiplier
-    counts it in units of the sensitivity (twice that bound under replace-one).
-
-    .. warning:: dp_accounting's *RDP* accountant ignores the relation for full-batch Gaussian events; under
-        ``"replace_one"`` feed these events to its PLD accountant only.
-    """
-    return SelfComposedDpEvent(GaussianDpEvent(noise_per_row_bound(noise_multiplier, neighboring_relation)), count)
 
 
 def replace_one_from_add_or_remove(eps: float, delta: float) -> tuple[float, float]:
@@ -497,22 +457,22 @@ class _LossCurve:
             parts.append((Gaussian(1 / math.sqrt(2 * gaussian * (1 + 1e-15))), 1))
         self._parts = parts
         profiles = [(*mechanism.profiles(relation), count) for mechanism, count in parts]
-        total = sum(count * mechanisms.mean_loss(forward, backward) for forward, backward, count in profiles)
+        total = sum(count * mean_loss(forward, backward) for forward, backward, count in profiles)
         added = 2e-4 if len(parts) <= 8 else 1e-3
         self.mean = total
         number = sum(count for *_, count in profiles)
-        largest = max((mechanisms.largest_loss(p) for *both, _ in profiles for p in both), default=1.0)
-        self._finest = largest / mechanisms.MAX_BINS
+        largest = max((largest_loss(p) for *both, _ in profiles for p in both), default=1.0)
+        self._finest = largest / MAX_BINS
         self._interval = max(math.sqrt(12 * added * total / max(number, 1)), self._finest)
-        self._convolutions: tuple[float, list[_Convolution]] | None = None
+        self._convolutions: tuple[float, list[Convolution]] | None = None
 
-    def _directions(self, interval: float) -> "list[_Convolution]":
+    def _directions(self, interval: float) -> list[Convolution]:
         if self._convolutions is None or self._convolutions[0] != interval:
             losses = [(mechanism.pld(self._relation, interval), count) for mechanism, count in self._parts]
             number = max(len(loss) for loss, _ in losses)
             self._convolutions = (
                 interval,
-                [_Convolution([(loss[min(k, len(loss) - 1)], count) for loss, count in losses]) for k in range(number)],
+                [Convolution([(loss[min(k, len(loss) - 1)], count) for loss, count in losses]) for k in range(number)],
             )
         return self._convolutions[1]
 
@@ -531,158 +491,6 @@ class _LossCurve:
             return 0.0
         interval = max(min(self._interval, max(eps, MIN_EPS) / 400), self._finest)
         return max(direction.delta(eps) for direction in self._directions(interval))
-
-
-# Room for the rounding of the Fourier transforms. Powers of T of their values are off by about 1e-16 T, relative to the
-# tilted sum; each value of the result is off by about 1e-17, of which some thousand count; and what lies above the
-# window is lost from the result, at most as much as the latter.
-_CONVOLUTION_SAFETY = 1e-6
-_ROUNDING = 1e-13
-_LOG_OUTSIDE = math.log(1e14)
-
-
-class _Cumulants(NamedTuple):
-    """Of a sum of losses under a tilt: log of ``E e^(tilt * loss)``, then mean and variance of the tilted sum."""
-
-    log_moment: float
-    mean: float
-    variance: float
-
-
-class _Convolution:
-    """The sum of independent privacy losses, one distribution for all of one direction.
-
-    The probabilities near the eps in question are as small as delta, far below the rounding error of a Fourier
-    transform whose largest values are near 1. Therefore the distributions are first tilted (multiplied by
-    ``e^(tilt * loss)`` and normalised) so that the sum concentrates at that eps; then the error is relative.
-    """
-
-    def __init__(self, losses: list[tuple[mechanisms.LossDistribution, int]]) -> None:
-        self._interval = losses[0][0].interval
-        self._parts = []
-        for loss, count in losses:
-            (kept,) = np.nonzero(loss.mass)
-            self._parts.append((loss.lowest + kept, np.log(loss.mass[kept]), count))
-        self._infinite = min(1.0, sum(count * loss.infinite for loss, count in losses))
-        self._known: dict[float, _Cumulants] = {}
-
-    def eps(self, delta: float) -> float:
-        finite = delta / (1 + _CONVOLUTION_SAFETY) - self._infinite
-        if finite <= 0:
-            return math.inf
-        log_delta = math.log(finite)
-        # Minimises the Chernoff bound below: there, losses near the solution are typical of the tilted sum.
-        start = math.sqrt(-2 * log_delta / (self._cumulants(0.0).variance + self._interval**2))
-        tilt = self._root(lambda tilt, k: tilt * k.mean - k.log_moment + log_delta, start)
-        bound = (self._cumulants(tilt).log_moment - log_delta) / tilt  # the Chernoff bound, above the solution
-        sums = self._sums(tilt)
-        if bound <= 0 or sums.delta(0.0) <= delta:
-            return 0.0
-        upper, step = bound, 1e-6 * bound
-        while sums.delta(upper) > delta:  # only through rounding
-            upper, step = upper + step, 2 * step
-        lower, step = upper, 0.05 * upper
-        while lower > 0 and sums.delta(lower) <= delta:
-            lower, step = max(lower - step, 0.0), 2 * step
-        eps = brentq(lambda e: math.log(max(sums.delta(e), 1e-300) / delta), lower, upper, xtol=1e-14, rtol=1e-12)
-        eps = eps * (1 + _SAFETY) + 1e-12
-        return eps if sums.delta(eps) <= delta else upper
-
-    def delta(self, eps: float) -> float:
-        untilted = self._cumulants(0.0)
-        start = (eps - untilted.mean) / (untilted.variance + self._interval**2)
-        tilt = self._root(lambda tilt, k: k.mean - eps, start)
-        return min(1.0, self._sums(tilt).delta(eps))
-
-    def _root(self, slope: Callable[[float, _Cumulants], float], start: float) -> float:
-        """The tilt, to a percent, where `slope` is 0: a function of a tilt and the cumulants there, which increases.
-
-        Limited to tilts that tell neighbouring losses apart; any tilt is right, this one is the most accurate.
-        """
-        smallest, largest = 1e-6, 5.0 / self._interval
-        low = high = min(max(start, smallest), largest)
-        while slope(low, self._cumulants(low)) > 0 and low > smallest:
-            low /= 2
-        while slope(high, self._cumulants(high)) < 0 and high < largest:
-            high = min(2 * high, largest)
-        if slope(low, self._cumulants(low)) > 0:
-            return low
-        if slope(high, self._cumulants(high)) <= 0:
-            return high
-        return brentq(lambda tilt: slope(tilt, self._cumulants(tilt)), low, high, rtol=1e-2)
-
-    def _cumulants(self, tilt: float) -> _Cumulants:
-        if tilt not in self._known:
-            self._known[tilt] = self._cumulants_at(tilt)
-        return self._known[tilt]
-
-    def _cumulants_at(self, tilt: float) -> _Cumulants:
-        log_moment, mean, variance = 0.0, 0.0, 0.0
-        for position, log_mass, count in self._parts:
-            log_weight, weight = _tilted(position, log_mass, tilt * self._interval)
-            first = float(np.sum(weight * position))
-            log_moment += count * log_weight
-            mean += count * first
-            variance += count * (float(np.sum(weight * position**2)) - first**2)
-        return _Cumulants(log_moment, mean * self._interval, max(variance, 0.0) * self._interval**2)
-
-    def _sums(self, tilt: float) -> "_TiltedSums":
-        """The tilted sum on a window outside of which it has next to no mass; what is outside wraps around."""
-        log_moment, _, variance = self._cumulants(tilt)
-        sd = math.sqrt(variance) + self._interval
-
-        def edge(sign: int) -> float:
-            """A Chernoff bound again: beyond it the tilted sum has probability e^-_LOG_OUTSIDE at most."""
-            rates = [sign * rate / sd for rate in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)]
-            bounds = [self._cumulants(tilt + rate).log_moment - log_moment + _LOG_OUTSIDE for rate in rates]
-            return min(bound / abs(rate) for bound, rate in zip(bounds, rates, strict=True))
-
-        top, bottom = edge(+1), -edge(-1)
-        lowest = math.floor(bottom / self._interval)
-        length = next_fast_len(math.ceil(top / self._interval) - lowest + 1, real=True)
-        product = np.ones(length // 2 + 1, dtype=complex)
-        for position, log_mass, count in self._parts:
-            _, weight = _tilted(position, log_mass, tilt * self._interval)
-            product *= _power(np.fft.rfft(np.bincount(position % length, weight, minlength=length)), count)
-        mass = np.maximum(np.fft.irfft(product, length), 0.0)
-        loss = self._interval * (lowest + np.arange(length))
-        return _TiltedSums(loss, np.roll(mass, -(lowest % length)), tilt, log_moment, self._infinite)
-
-
-class _TiltedSums(NamedTuple):
-    loss: np.ndarray
-    mass: np.ndarray
-    tilt: float
-    log_moment: float
-    infinite: float
-
-    def delta(self, eps: float) -> float:
-        start = int(np.searchsorted(self.loss, eps, side="right"))
-        loss = self.loss[start:]
-        # Far below the eps that the tilt is for, the factors are huge and multiply rounding errors: delta is 1 there.
-        factors = np.exp(np.minimum(self.log_moment - self.tilt * loss, 600.0))
-        rounding = _ROUNDING * math.exp(min(self.log_moment - self.tilt * eps, 600.0))
-        delta = float(np.sum(self.mass[start:] * factors * -np.expm1(eps - loss)))
-        return min(1.0, (delta + self.infinite) * (1 + _CONVOLUTION_SAFETY) + rounding)
-
-
-def _power(values: np.ndarray, exponent: int) -> np.ndarray:
-    """By repeated squaring: many times as fast as NumPy's powers of complex numbers."""
-    result = values if exponent % 2 else np.ones_like(values)
-    while exponent := exponent // 2:
-        values = values * values
-        if exponent % 2:
-            result = result * values
-    return result
-
-
-def _tilted(position: np.ndarray, log_mass: np.ndarray, tilt: float) -> tuple[float, np.ndarray]:
-    """Log of the total after multiplication by ``e^(tilt * position)``, and the normalised masses."""
-    exponent = log_mass + tilt * position
-    largest = float(np.max(exponent))
-    weight = np.exp(exponent - largest)
-    total = float(weight.sum())
-    return largest + math.log(total), weight / total
 
 
 def _check_delta(delta: float) -> None:

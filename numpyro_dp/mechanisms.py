@@ -35,17 +35,12 @@ from dp_accounting import (
 from scipy.special import gammaln, log_ndtr, logsumexp
 from scipy.stats import binom
 
+from numpyro_dp.losses import LossDistribution, Profile, discretized
+
 NEIGHBORING_RELATIONS = {
     "replace_one": NeighboringRelation.REPLACE_ONE,
     "add_or_remove_one": NeighboringRelation.ADD_OR_REMOVE_ONE,
 }
-
-Profile = Callable[[np.ndarray], np.ndarray]
-"""``delta`` at each of an array of ``eps >= 0``: decreasing, and convex as a function of ``e^eps``."""
-
-_NEGLIGIBLE = 1e-45  # a profile below this has ended: far below every delta that is accepted, times any count
-MAX_BINS = 2**18
-"""Of one discretised loss distribution on each side of 0."""
 
 _LARGEST_BLOCK_LOSS = 300.0  # keeps exponentials in range
 _BITS_PER_BLOCK = 128  # more cost less per bit by a fraction of a percent, and take longer: see `LogisticBits`
@@ -477,14 +472,6 @@ def _amplified_rdp_whole(rdp: Callable[[float, str], float], order: int, rate: f
     return min(base, float(np.logaddexp(0.0, logsumexp(log_terms))) / (order - 1))
 
 
-def barker_theorem1_rdp(order: float, bound: float, variance: float = 2.0) -> float:
-    """Theorem 1 of Heikkilä et al. (2019): the whole table, log ratios of rows within `bound`, Gaussian noise.
-
-    It is the divergence of ``Gaussian(sqrt(variance) / (2 * bound))``.
-    """
-    return 2 * order * bound**2 / variance
-
-
 def barker_theorem2_rdp(order: float, batch_size: int) -> float:
     """Theorem 2 of Heikkilä et al. (2019): `BarkerBatch` on one batch, at ``kappa = 1`` and total variance 2.
 
@@ -684,68 +671,7 @@ def _chords(eps: np.ndarray, grid: np.ndarray, deltas: np.ndarray) -> np.ndarray
     return np.where(eps < grid[-1], (1 - weight) * deltas[left] + weight * deltas[left + 1], 0.0)
 
 
-# --- Privacy loss distributions -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class LossDistribution:
-    """The privacy loss of one release: probability `mass[k]` of the loss ``(lowest + k) * interval``."""
-
-    interval: float
-    lowest: int
-    mass: np.ndarray
-    infinite: float
-    """Probability of an infinite loss."""
-
-    def delta(self, eps: float) -> float:
-        loss = self.interval * (self.lowest + np.arange(len(self.mass)))
-        above = loss > eps
-        return self.infinite + float(np.sum(self.mass[above] * -np.expm1(eps - loss[above])))
-
-
-def discretized(forward: Profile, backward: Profile, interval: float) -> tuple[LossDistribution, ...]:
-    """The loss distributions, on multiples of `interval`, whose profiles join the given ones' dots by chords.
-
-    Profiles are convex in ``e^eps``, so the chords lie above: the result is pessimistic, and a composition of such
-    results too (Doroshenko et al. 2022, "Connect the Dots").
-
-    :return: one distribution for each direction, or one for both if the profiles are the same function.
-    """
-    dots = [_connect_dots(profile, interval) for profile in {forward: None, backward: None}]
-    return tuple(_two_sided(*one, other, interval) for one, (other, _) in zip(dots, reversed(dots), strict=True))
-
-
-def _two_sided(above: np.ndarray, infinite: float, opposite: np.ndarray, interval: float) -> LossDistribution:
-    """Losses below 0 come from the `opposite` direction: ``-x`` has ``e^-x`` times the probability of ``x`` there."""
-    below = opposite * np.exp(-interval * np.arange(1, len(opposite) + 1))
-    at_zero = max(1.0 - float(np.sum(above)) - float(np.sum(below)) - infinite, 0.0)
-    return LossDistribution(interval, -len(below), np.concatenate([below[::-1], [at_zero], above]), infinite)
-
-
-def _connect_dots(profile: Profile, interval: float) -> tuple[np.ndarray, float]:
-    """Probabilities of the losses ``interval``, ``2 * interval``, ... and of infinity."""
-    bins = max(1, math.ceil(largest_loss(profile) / interval))
-    deltas = np.minimum.accumulate(profile(interval * np.arange(bins + 1)))
-    drops = deltas[:-1] - deltas[1:]
-    # The mass of each cell goes to its two ends, in the shares that keep its probability under both tables.
-    mass = drops / -math.expm1(-interval)
-    mass[:-1] -= drops[1:] / math.expm1(interval)
-    return np.maximum(mass, 0.0), float(deltas[-1])
-
-
-_LOSSES = np.geomspace(1e-16, 1e7, 1000)
-
-
-def largest_loss(profile: Profile) -> float:
-    """Where the profile ends, to a few percent, rounded up."""
-    ended = profile(_LOSSES) <= _NEGLIGIBLE
-    return float(_LOSSES[np.argmax(ended)]) if ended.any() else float(_LOSSES[-1])
-
-
-def mean_loss(forward: Profile, backward: Profile) -> float:
-    """Kullback-Leibler divergence in the forward direction: the integral of ``forward + e^-eps * backward``."""
-    eps = max(largest_loss(forward), largest_loss(backward)) * np.geomspace(1e-9, 1, 600)
-    return float(np.trapezoid(forward(eps) + np.exp(-eps) * backward(eps), eps))
+# --- Checks ----------------------------------------------------------------------------------------------------------
 
 
 def with_noise_multiplier(mechanism: Mechanism, noise_multiplier: float) -> Mechanism:
