@@ -46,7 +46,7 @@ def releases_rho(noise_multiplier, count):
 
 
 def rdp_eps(delta, rho):
-    """The best ``eps`` from the Rényi curve ``alpha * rho``, with the conversion of Canonne, Kamath and Steinke (2020)."""
+    """The best ``eps`` from the curve ``alpha * rho``, with the conversion of Canonne, Kamath and Steinke (2020)."""
     if rho == 0:
         return 0.0
 
