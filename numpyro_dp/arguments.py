@@ -141,17 +141,33 @@ def argument_problems(named: list[Argument], args: tuple, kwargs: dict) -> Itera
     for argument, leaf in zip(named, jax.tree.leaves((args, kwargs)), strict=True):
         name, kind = argument.name, type(leaf).__name__
         if argument.shape is None:
-            if shape_of(leaf):
+            if isinstance(leaf, set | frozenset):
+                yield f"argument '{name}' is a {kind}, which may hold rows and would be public: pass an array"
+            elif shape_of(leaf):
                 yield f"argument '{name}' is a {kind}: pass a NumPy or JAX array (for pandas, `{name}.to_numpy()`)"
+            elif not callable(leaf) and any(map(is_array, _attributes(leaf))):
+                yield (
+                    f"argument '{name}' is a {kind} with arrays in its attributes, which would be public: pass the "
+                    "arrays themselves, or register it as a JAX pytree"
+                )
         elif isinstance(leaf, np.ma.MaskedArray):
             yield (
                 f"argument '{name}' is a {kind}, whose mask JAX ignores: pass `{name}.filled(0.0)`, pass the mask as "
                 "an array of its own, and use it in the model with `numpyro.handlers.mask`"
             )
+        elif isinstance(leaf, np.ndarray) and not leaf.dtype.isnative:
+            yield (
+                f"argument '{name}' has dtype {leaf.dtype}, of another byte order than this machine's: pass "
+                f"`{name}.astype({name}.dtype.newbyteorder('='))`"
+            )
         elif not _is_numeric(argument.dtype):
             yield f"argument '{name}' has dtype {argument.dtype}: encode it as numbers before the model sees it"
         elif argument.length == 0:
             yield f"argument '{name}' has no rows: its shape is {argument.shape}"
+
+
+def _attributes(leaf: Any) -> Iterable[Any]:
+    return vars(leaf).values() if hasattr(leaf, "__dict__") else ()
 
 
 def _is_numeric(dtype: Any) -> bool:
@@ -161,15 +177,24 @@ def _is_numeric(dtype: Any) -> bool:
 
 
 def list_problems(model: Callable, args: tuple, kwargs: dict, num_rows: int | None) -> Iterator[str]:
-    """Python lists of numbers that are as long as there are rows (None: of any length): they would pass as public."""
+    """What may hold rows and would be public: Python lists as long as there are rows (of numbers, if nobody knows how
+    many there are), and sparse matrices, whose parts have other lengths."""
     queue = [*zip(_positional_names(model, args), args, strict=True), *kwargs.items()]
     while queue:
         name, value = queue.pop(0)
-        if isinstance(value, dict):
+        if type(value).__module__.startswith("jax.experimental.sparse"):
+            yield f"argument '{name}' is a {type(value).__name__}, a sparse matrix: pass `{name}.todense()`"
+        elif isinstance(value, dict):
             queue.extend((f"{name}[{key!r}]", item) for key, item in value.items())
         elif isinstance(value, list | tuple) and len(value) > 1:
             leaves = jax.tree.leaves(value)
-            if leaves and all(map(_is_number, leaves)) and num_rows in (None, len(value)):
+            no_numbers = leaves and not any(_is_number(leaf) or is_array(leaf) for leaf in leaves)
+            if no_numbers and num_rows == len(value):
+                yield (
+                    f"argument '{name}' is a {type(value).__name__} as long as there are rows, which the model would "
+                    "see as public constants: pass an array of codes, `np.unique(..., return_inverse=True)[1]`"
+                )
+            elif leaves and all(map(_is_number, leaves)) and num_rows in (None, len(value)):
                 yield (
                     f"argument '{name}' is a {type(value).__name__} of {len(value)} numbers or lists of numbers, which "
                     f"the model would see as public constants: pass an array, `jnp.array({name})`"

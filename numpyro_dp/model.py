@@ -146,7 +146,8 @@ class SeparableModel:
     def rows(self, args: tuple, kwargs: dict) -> tuple[jax.Array, ...]:
         """The private leaves, each with the rows on its leading axis."""
         leaves = jax.tree.leaves((args, kwargs))
-        return tuple(jnp.asarray(leaf) for leaf, a in zip(leaves, self.arguments, strict=True) if a.private)
+        with np.errstate(all="ignore"):  # NumPy would warn of a value that is too large for single precision
+            return tuple(jnp.asarray(leaf) for leaf, a in zip(leaves, self.arguments, strict=True) if a.private)
 
     def row_log_density(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple], jax.Array]:
         """The function ``(flat z, one-row slices of `rows`) -> log p(row | z)``; public arguments are closed over."""

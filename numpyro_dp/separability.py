@@ -30,6 +30,7 @@ from numpyro_dp.tracing import (
     array_constants,
     branches_on_values,
     describe_site,
+    ends_by,
     funsor_is_installed,
     initialized,
     keep_sites,
@@ -178,7 +179,8 @@ def site_problems(separated: "SeparableModel", sites: Sites, private_args: Seque
 
     problems = [
         f"latent site '{s.name}' lives in the row plate {quote(sorted(s.plates & separated.row_plates))}: one value "
-        f"per protected row would publish that row; {_way_out_of_row_plate(s)}"
+        f"per protected row would publish that row; if all rows share it, draw it before the plate; "
+        f"{_way_out_of_row_plate(s)}"
         for s in latent
         if s.plates & separated.row_plates
     ]
@@ -287,6 +289,13 @@ def closed_over_problems(separated: "SeparableModel", sites: Sites, constants: s
 # -- The model at a single row -----------------------------------------------------------------------------------------
 
 
+_OPEN_LOOP = (
+    "the model has a loop that goes on or ends as a row says (`lax.while_loop`, or `lax.fori_loop` with bounds that "
+    "rows give): one row could keep the run from ending, and how long it takes would tell of it. Use a fixed number "
+    "of steps: `lax.scan`, or `fori_loop` with public bounds"
+)
+
+
 def one_row_trace(separated: "SeparableModel", args: tuple, kwargs: dict) -> tuple[Sites, set[Shape], list[str]]:
     """The sites of the model at a single row, the shapes of the constants that it closes over, and why it has none."""
     arrays, merge = take_arrays(*separated.without_private(args, kwargs))
@@ -303,8 +312,11 @@ def one_row_trace(separated: "SeparableModel", args: tuple, kwargs: dict) -> tup
                 log_probs[name] = msg["fn"].log_prob(msg["value"])
         return log_probs
 
+    private = [a.private for a in separated.arguments if a.shape is not None]
     try:
-        return sites, set(array_constants(jax.make_jaxpr(run)(abstract(arrays)))), []
+        closed = jax.make_jaxpr(run)(abstract(arrays))
+        problems = [_OPEN_LOOP] if ends_by(closed.jaxpr, private) else []
+        return sites, set(array_constants(closed)), problems
     except Exception as error:  # whatever the model raises at one row; it has seen shapes only
         if needs_values(error):
             return sites, set(), [branches_on_values(error)]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.infer import init_to_median
 from numpyro.infer.util import compute_log_probs, constrain_fn, potential_energy
 
 from numpyro_dp.arguments import NO_VALUE, Argument, canonical, describe_error, overlooked, quote, take_arrays
@@ -29,6 +30,7 @@ Array = Any  # JAX's where it is computed, NumPy's where it is compared
 
 _FEW = 3  # rows; small enough to be cheap, and neither one row nor (in practice) all of them
 _CANDIDATES = 24
+_AT_PRIOR = " at the prior"
 _TOLERANCE = {4: 2e-4, 8: 1e-9}  # by the number of bytes of a float
 
 
@@ -49,7 +51,12 @@ def check_on_synthetic_rows(
     verified: dict[str, set[str]] = {}  # kind of rows: the sites that were compared on it
     # Missing values in one argument are a kind, too: a model might fill them from other rows.
     floats = [a for a in separated.private_arguments() if jnp.issubdtype(a.dtype, jnp.floating)]
-    for kind in [*_SYNTHETIC_VALUES, *(f"missing {a.name}" for a in floats)]:
+    kinds = [*_SYNTHETIC_VALUES, *(f"missing {a.name}" for a in floats)]
+    # Of a model that makes no sense around 0 in unconstrained space: where its prior is.
+    kinds += [kind + _AT_PRIOR for kind in _SYNTHETIC_VALUES]
+    for kind in kinds:
+        if kind.endswith(_AT_PRIOR) and separated.row_sites.issubset(set().union(*verified.values())):
+            break
         few = check.few(kind)
         for name in sorted(separated.row_sites):
             terms, whole = few.by_row[name], few.whole[name]
@@ -203,6 +210,15 @@ class _SyntheticCheck:
         compiled = jax.jit(run).lower(self._arrays, *inputs).compile()
         return lambda *inputs: jax.device_get(compiled(self._arrays, *inputs))
 
+    @functools.cached_property
+    def _prior_median(self) -> dict[str, np.ndarray]:
+        """Unconstrained parameters around the prior's medians."""
+
+        def medians(args: tuple, kwargs: dict) -> Params:
+            return self.separated.init_params(jax.random.key(0), init_to_median, args, kwargs)[0]
+
+        return self._compile(medians)()
+
     def few(self, kind: str) -> _Few:
         return self._few(*self._draw(kind))
 
@@ -213,8 +229,10 @@ class _SyntheticCheck:
 
     def _draw(self, kind: str) -> tuple[dict[str, np.ndarray], tuple, dict[str, np.ndarray], np.ndarray]:
         rng = np.random.default_rng(list(kind.encode()))
+        centre = self._prior_median if kind.endswith(_AT_PRIOR) else self.separated.prototype
+        kind = kind.removesuffix(_AT_PRIOR)
         rows = tuple(_synthetic(a, _CANDIDATES, kind, rng) for a in self.private)
-        z = {name: rng.uniform(-1, 1, zero.shape).astype(zero.dtype) for name, zero in self.separated.prototype.items()}
+        z = {name: (x + rng.uniform(-1, 1, x.shape)).astype(x.dtype) for name, x in sorted(centre.items())}
         positions = {name: rng.random((_CANDIDATES, *shape)) for name, (shape, _) in self._latents.items()}
         return z, rows, positions, np.asarray(kind in _SYNTHETIC_VALUES)
 

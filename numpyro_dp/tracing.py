@@ -177,10 +177,12 @@ def _prototype(model: Callable, merge: Callable, shapes_in: list) -> tuple[dict,
         shapes = jax.eval_shape(latents, shapes_in)
     except Exception as error:
         if not needs_values(error):
+            shapes = ", ".join(str(tuple(x.shape)) for x in shapes_in)
+            error.add_note(f"numpyro_dp was tracing the model; the shapes of its array arguments are {shapes}")
             raise
         raise UnsupportedModelError([branches_on_values(error)]) from None
     prototype, discrete = ({name: np.zeros(s.shape, s.dtype) for name, s in group.items()} for group in shapes)
-    if not prototype:
+    if not sum(x.size for x in prototype.values()):
         beside = f" beside the discrete {quote(discrete)}" if discrete else ""
         raise UnsupportedModelError([f"the model has no latent site{beside}: there is nothing to infer"])
     return prototype, discrete, handler.found
@@ -545,6 +547,50 @@ class _take_values(Messenger):
                 log_prob, msg["scale"] = msg["scale"] * log_prob, None
             # The other terms are zero.
             msg["fn"] = dist.Delta(jnp.broadcast_to(value, jnp.shape(log_prob)), log_prob)
+
+
+# -- Loops that a row may keep from ending -----------------------------------------------------------------------------
+
+
+def ends_by(jaxpr: Jaxpr, marked: Sequence[bool]) -> bool:
+    """Whether a loop in it goes on or ends as marked inputs say.
+
+    What a `while_loop` does is followed; where another operation holds a computation of its own, all of that counts as
+    marked as soon as one of its inputs is.
+    """
+    return _follow(jaxpr, marked)[1]
+
+
+def _follow(jaxpr: Jaxpr, marked: Sequence[bool]) -> tuple[list[bool], bool]:
+    """Which outputs depend on marked inputs, and whether the end of a loop does."""
+    reached = {var for var, mark in zip(jaxpr.invars, marked, strict=True) if mark}
+    found = False
+    for eqn in jaxpr.eqns:
+        inputs = [not isinstance(v, Literal) and v in reached for v in eqn.invars]
+        if not any(inputs):
+            continue
+        outputs, inner = [True] * len(eqn.outvars), False
+        if eqn.primitive.name == "while":
+            outputs, inner = _follow_loop(eqn.params, inputs)
+        else:
+            for part in jax.tree.leaves(eqn.params, is_leaf=lambda p: isinstance(p, ClosedJaxpr | Jaxpr)):
+                if isinstance(part, ClosedJaxpr | Jaxpr):
+                    part = part.jaxpr if isinstance(part, ClosedJaxpr) else part
+                    inner |= ends_by(part, [True] * len(part.invars))
+        found |= inner
+        reached.update(var for var, mark in zip(eqn.outvars, outputs, strict=True) if mark)
+    return [not isinstance(v, Literal) and v in reached for v in jaxpr.outvars], found
+
+
+def _follow_loop(params: dict, inputs: list[bool]) -> tuple[list[bool], bool]:
+    of_test, of_body = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    carry, found, before = inputs[of_body:], False, None
+    while carry != before:
+        before = carry
+        after, found = _follow(params["body_jaxpr"].jaxpr, [*inputs[of_test:of_body], *carry])
+        carry = [one or other for one, other in zip(carry, after, strict=True)]
+    (ends,), inner = _follow(params["cond_jaxpr"].jaxpr, [*inputs[:of_test], *carry])
+    return carry, found or inner or ends
 
 
 # -- Arrays that come from no argument ---------------------------------------------------------------------------------

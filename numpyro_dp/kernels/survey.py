@@ -63,8 +63,10 @@ class Survey:
             jax.eval_shape(lambda frame, row: row_derivatives(self._cut, frame, row), frame, row)
         except Exception as error:
             raise UnsupportedModelError(
-                "the preparation needs second derivatives of a row's log density, and JAX cannot form them for this "
-                f"model ({type(error).__name__}). Use the sampler without preparation: `prepare=False`"
+                [
+                    "the preparation needs second derivatives of a row's log density, and JAX cannot form them for "
+                    f"this model ({type(error).__name__}). Use the sampler without preparation: `prepare=False`"
+                ]
             ) from error
 
     def bounds(
