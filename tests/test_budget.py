@@ -691,6 +691,26 @@ def test_a_prepared_kernel_goes_on_without_asking_the_table_anew(path, mode, mon
     }
 
 
+def in_units(y, unit_of_y=1.0):
+    """A model with a public number, on which its coordinates rest."""
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mu * unit_of_y, 1.0), obs=y)
+
+
+@pytest.mark.slow
+def test_a_prepared_kernel_is_not_resumed_with_other_public_arguments(path):
+    budget = PrivacyBudget(path, eps=50.0, delta=1e-3)
+    kernel = DPHMC(
+        in_units, eps=20.0, budget=budget, prepare=Preparation(mode="surrogate", force=True), num_iterations=20
+    )
+    resumed = again(part(kernel))
+    resumed.resume(budget)
+    with pytest.raises(ValueError, match="prepared with another model or other public arguments"):
+        resumed.run(resumed.last_state.rng_key, X, unit_of_y=10.0)
+    go_on(resumed)
+
+
 def test_what_to_do_with_a_reserve_is_decided_once(path):
     """Two pickles from before the decision would spend it twice."""
     budget = PrivacyBudget(path, eps=1.0, delta=1e-3)

@@ -600,6 +600,7 @@ class DPKernel(MCMCKernel, Algorithm):
         plain = (int, float, str, dict, tuple, type(None), *Batches.__args__)
         other = {
             "_described",
+            "_public_hash",
             "_shared",
             "_separated",
             "_num_warmup",

@@ -6,6 +6,7 @@ coordinates in which the parameters meet the data. By released numbers only it t
 """
 
 import dataclasses
+import hashlib
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from numpyro.util import is_prng_key
 
 from numpyro_dp import accounting
 from numpyro_dp.accounting import noise_multiplier_for
+from numpyro_dp.arguments import is_array
 from numpyro_dp.cut import Cut, find_cut
 from numpyro_dp.kernels.base import Algorithm, DPKernel, DPState
 from numpyro_dp.kernels.chains import CHAINS, Chain, Prepared
@@ -58,6 +60,12 @@ QUADRATIC = 0.15
 """Spread of the residuals, in log density, below which nothing is better than a quadratic."""
 
 
+_OTHER_PUBLIC = (
+    "this kernel was prepared with another model or other public arguments, on which its coordinates and its prior "
+    "rest: make a new kernel, whose eps adds to this one's, or pass the same values"
+)
+
+
 class PreparedKernel(DPKernel):
     """A private kernel that prepares itself, unless told not to.
 
@@ -71,6 +79,7 @@ class PreparedKernel(DPKernel):
         self._strategy_given = options.get("init_strategy") is not None
         self._chain: Chain | None = None
         self._public: list | None = None  # the public arguments that it was prepared with
+        self._public_hash = ""  # of them, for whoever resumes a pickled kernel
         self._result: Prepared | None = None
         super().__init__(*args, **options)
 
@@ -183,10 +192,7 @@ class PreparedKernel(DPKernel):
             return
         public = self._public_leaves(model_args, model_kwargs)
         if not (len(public) == len(self._public) and all(map(_equal, public, self._public))):
-            raise ValueError(
-                "this kernel was prepared with other public arguments, on which its coordinates and its prior rest: "
-                "make a new kernel, whose eps adds to this one's, or pass the same values"
-            )
+            raise ValueError(_OTHER_PUBLIC)
 
     def _public_leaves(self, model_args: tuple, model_kwargs: dict) -> list:
         leaves = jax.tree.leaves((model_args, model_kwargs))
@@ -205,6 +211,7 @@ class PreparedKernel(DPKernel):
                 self._chain = self._run_preparation(options, separated, model_args, model_kwargs)
             self._result = self._chain.prepared
             self._public = self._public_leaves(model_args, model_kwargs)
+            self._public_hash = _hash(self._public)
         self._chain.num_warmup = getattr(self, "_num_warmup", 0)
 
     def _settings(self) -> list[tuple[str, Any]]:
@@ -264,15 +271,13 @@ class PreparedKernel(DPKernel):
         """Make the chain anew that a kernel had chosen before it was pickled; the table is not asked again."""
         separated, prepared = self._separate(args, kwargs), self._result
         assert prepared is not None
+        public = self._public_leaves(args, kwargs)
         with jax.ensure_compile_time_eval():
             cut = _cut_of_units(separated, args, kwargs)
-            if cut.names != prepared.coordinates:
-                raise ValueError(
-                    f"this kernel was prepared in the coordinates {', '.join(prepared.coordinates)}, and with these "
-                    f"arguments the model has {', '.join(cut.names)}: pass the same public arguments"
-                )
+            if _hash(public) != self._public_hash or cut.names != prepared.coordinates:
+                raise ValueError(_OTHER_PUBLIC)
             self._chain = self._make_chain(prepared, cut, separated, args, kwargs)
-        self._public = self._public_leaves(args, kwargs)
+        self._public = public
 
     def _choose(self, found: Check, last: Round, reserve: float, power: float) -> str:
         """Which chain serves, by released numbers."""
@@ -434,6 +439,19 @@ def _far(distance: float) -> str:
 
 def _rho(kinds: Mapping[str, Releases]) -> float:
     return math.fsum(count * (mechanism.rho or 0.0) for mechanism, count in flat_releases(kinds))
+
+
+def _hash(leaves: list) -> str:
+    """Of arrays, numbers and texts; of anything else, the kind."""
+    digest = hashlib.sha256()
+    for leaf in leaves:
+        if is_array(leaf):
+            array = np.asarray(leaf)
+            digest.update(repr((array.shape, array.dtype)).encode() + array.tobytes())
+        else:
+            plain = leaf is None or isinstance(leaf, bool | int | float | complex | str | bytes)
+            digest.update(repr(leaf if plain else type(leaf).__name__).encode() + b"\0")
+    return digest.hexdigest()
 
 
 def _equal(one: Any, other: Any) -> bool:
