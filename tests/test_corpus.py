@@ -40,7 +40,7 @@ from zoo import BY_NAME
 from numpyro_dp import DPHMC, MCMC, PrivacyBudgetError, UnsupportedModelError
 from numpyro_dp.preparation import Preparation
 
-N = 9  # unlike any number of groups, columns or visits below
+N = 11  # unlike the number of anything else below, and of the coefficients in JAX's own special functions
 _rng = np.random.default_rng(5)
 X, y, positive, bits = _rng.normal(size=(N, 3)), _rng.normal(size=N), _rng.gamma(2.0, size=N), _rng.integers(0, 2, N)
 counts, group = _rng.poisson(2.0, N), np.arange(N) % 4
@@ -50,6 +50,12 @@ _OUTSIDE_IS_IMPOSSIBLE = tuple(map(int, numpyro.__version__.split(".")[:2])) >= 
 def finding(reason, condition=True):
     """Mark what does not become what it must, until it does."""
     return (pytest.mark.xfail(condition, reason=reason, strict=True),)
+
+
+# NumPyro from 0.22 on gives values outside of a law's support no density, and no random row adds up to 30 words.
+# Before, it gives some of them the lowest of all numbers, and NumPy warns where the check adds two up.
+_NO_ROW_IS_TRIED = finding("no synthetic row lies in the support of this law", _OUTSIDE_IS_IMPOSSIBLE)
+_SUMS_OVERFLOW = finding("the check of synthetic rows warns of an overflow", not _OUTSIDE_IS_IMPOSSIBLE)
 
 
 # == Good models =======================================================================================================
@@ -180,7 +186,7 @@ def monotonic_steps(education, y):
         numpyro.sample("y", dist.Poisson(jnp.exp(slope * height[education])), obs=y)
 
 
-@good("ordered probit of grouped values", "tutorial ordinal_regression, truncated_distributions", X, group % 3)
+@good("ordered probit of grouped values", "tutorial ordinal_regression", X, group % 3, marks=_SUMS_OVERFLOW)
 def grouped_values(X, y):
     b, sigma = coefficients(X), numpyro.sample("sigma", dist.LogNormal(0, 0.5))
     below = ndtr((jnp.array([-0.5, 0.5]) - (X @ b)[:, None]) / sigma)
@@ -258,20 +264,17 @@ def geometric_waiting_times(X, y):
         numpyro.sample("y", dist.Geometric(logits=X @ b), obs=y)
 
 
-# NumPyro from 0.22 on gives values outside of a law's support no density, and few random rows add up to 9 words.
-_NO_ROW_IS_TRIED = finding("no synthetic row lies in the support of this law", _OUTSIDE_IS_IMPOSSIBLE)
-
-
 @good(
     "counts of categories, with a public total",
     "examples lda and prodlda",
-    _rng.multinomial(9, [1 / 3] * 3, N),
+    _rng.multinomial(30, [1 / 5] * 5, N),
+    marks=_NO_ROW_IS_TRIED,
     everyday=True,
 )
 def words_of_documents(Y):
     topics = numpyro.sample("topics", dist.Dirichlet(jnp.ones(Y.shape[1])))
     with numpyro.plate("documents", Y.shape[0]):
-        numpyro.sample("Y", dist.Multinomial(total_count=9, probs=topics), obs=Y)
+        numpyro.sample("Y", dist.Multinomial(total_count=30, probs=topics), obs=Y)
 
 
 @good("counts of categories, with their own totals", "examples lda and prodlda", _rng.poisson(2.0, (N, 3)))
@@ -502,7 +505,11 @@ def spamming_annotators_summed(answers):
 
 
 @good(
-    "annotators who guess (MACE)", "example annotation", _rng.integers(0, 2, (N, 3)), summed=spamming_annotators_summed
+    "annotators who guess (MACE)",
+    "example annotation",
+    _rng.integers(0, 2, (N, 3)),
+    summed=spamming_annotators_summed,
+    marks=_SUMS_OVERFLOW,
 )
 def spamming_annotators(answers):
     spam, honest = guessing(answers.shape[1])
@@ -910,13 +917,24 @@ def test_models_of_the_zoo_are_admitted(entry):
 @pytest.mark.parametrize("name", ["patients_with_visits", "hurdle", "horse_race"])
 def test_good_models_run_by_default(name):
     entry = GOOD[name]
-    mcmc = MCMC(
-        DPHMC(entry.model, eps=5.0, prepare=Preparation(force=True), **entry.options),
-        num_warmup=5,
-        num_samples=5,
-        progress_bar=False,
-    )
-    mcmc.run(jax.random.key(0), *entry.args)
+    run_by_default(entry.model, entry.args, {}, eps=5.0, prepare=Preparation(force=True), **entry.options)
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(reason="draws are infinite, or far away and certain of it, and nothing says so", strict=True)
+def test_flat_priors_are_no_surprise_where_little_is_learned():
+    """Of other priors the draws are then; of a flat one there are none, and somebody should say so."""
+    outcomes = np.random.default_rng(0).normal(size=300)
+    try:
+        run_by_default(BY_NAME["improper"].model, (outcomes,), {}, eps=1.0, noise_seed=1)
+    except (UnsupportedModelError, PrivacyBudgetError, RuntimeWarning):
+        return
+
+
+def run_by_default(model, args, kwargs, **options):
+    """With a preparation, to finite draws."""
+    mcmc = MCMC(DPHMC(model, **options), num_warmup=5, num_samples=5, progress_bar=False)
+    mcmc.run(jax.random.key(0), *args, **kwargs)
     assert all(np.isfinite(draws).all() for draws in mcmc.get_samples().values())
 
 
@@ -1029,14 +1047,14 @@ def weights_of_rows(X, y):
         numpyro.sample("y", dist.Normal(X @ b, weight**-0.5), obs=y)
 
 
-@bad("stochastic volatility", y, says=(r"'volatility' has shape \(9,\) with all rows", _IN_ROW_PLATE))
+@bad("stochastic volatility", y, says=(r"'volatility' has shape \(11,\) with all rows", _IN_ROW_PLATE))
 def stochastic_volatility(returns):
     step = numpyro.sample("step", dist.Exponential(50.0))
     volatility = numpyro.sample("volatility", dist.GaussianRandomWalk(step, num_steps=returns.shape[0]))
     numpyro.sample("returns", dist.StudentT(4.0, 0.0, jnp.exp(volatility)), obs=returns)
 
 
-@bad("a plate of rows under another name", y, says=("works with 9 rows but not with 3", "Take sizes from"))
+@bad("a plate of rows under another name", y, says=("works with 11 rows but not with 3", "Take sizes from"))
 def persons_in_a_plate_of_their_own(y):
     with numpyro.plate("persons", N):
         effect = numpyro.sample("effect", dist.Normal(0, 1))
@@ -1170,7 +1188,7 @@ def exchangeable_rows(X, y):
     numpyro.sample("y", dist.MultivariateNormal(X @ coefficients(X), covariance), obs=y)
 
 
-@bad("regions as rows", y, says=(r"closes over an array of shape \(9, 9\)", "pass it as an argument"))
+@bad("regions as rows", y, says=(r"closes over an array of shape \(11, 11\)", "pass it as an argument"))
 def regions_as_rows(y):
     ring = np.roll(np.eye(N, dtype=int), 1, 0) + np.roll(np.eye(N, dtype=int), -1, 0)
     rho = numpyro.sample("rho", dist.Uniform(0, 1))
@@ -1317,9 +1335,16 @@ bad(
 )(linear)
 bad(
     "texts as a list",
-    ["f", "m", "f"] * 3,
+    ["f", "m"] * 5 + ["f"],
     y,
     says=("list",),
+)(average)
+bad(
+    "rows as records",
+    [{"sex": "f", "age": 30.5}] * N,
+    y,
+    says=("list",),
+    marks=finding("admitted, since some of a record is text and some a number"),
 )(average)
 bad(
     "a table within an object",
@@ -1509,20 +1534,14 @@ def test_chains_go_on_over_hostile_tables(kind):
     "kind", ["each column hostile", "a huge weight", "outcomes that a column decides", "a group below zero"]
 )
 def test_runs_by_default_end_on_hostile_tables(kind, shared_surveys):
-    run_by_default(weighted_groups, HOSTILE[kind])
+    run_by_default(weighted_groups, (), HOSTILE[kind], eps=20.0, prepare=Preparation(force=True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 2])
 def test_runs_on_few_rows_end(rows):
-    run_by_default(weighted_groups, {name: column[:rows] for name, column in TABLE.items()})
-
-
-def run_by_default(model, table):
-    kernel = DPHMC(model, eps=20.0, prepare=Preparation(force=True))
-    mcmc = MCMC(kernel, num_warmup=5, num_samples=5, progress_bar=False)
-    mcmc.run(jax.random.key(0), **table)
-    assert all(np.isfinite(draws).all() for draws in mcmc.get_samples().values())
+    few = {name: column[:rows] for name, column in TABLE.items()}
+    run_by_default(weighted_groups, (), few, eps=20.0, prepare=Preparation(force=True))
 
 
 def test_values_too_large_for_single_precision_are_not_told():

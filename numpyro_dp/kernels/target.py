@@ -250,10 +250,10 @@ class PrivateTarget:
             values = family.statistic(row)
             return jnp.append(values, jnp.asarray(family.bound, values.dtype)) if counted else values
 
-        # A little room: the clip rounds down, and a row may lie on the bound.
+        # A little room: the clip rounds down, and a row may lie on the bound. Sums by blocks would need more of it.
         bound = family.bound * (1 + 1e-4) * (math.sqrt(2) if counted else 1)
         with self._once():
-            self._statistics = self._sum(None, statistic, bound, family.size)
+            self._statistics = self._sum(None, statistic, bound, family.size, by_blocks=False)
 
     def statistics(self, draw: Draw) -> Released:
         """The sum of the sufficient statistics over all rows, with noise; not tempered."""
@@ -358,12 +358,17 @@ class PrivateTarget:
         return other
 
     def _sum(
-        self, batch: Batch | None, per_row: Callable[[tuple], jax.Array], bound: jax.Array | float, width: int
+        self,
+        batch: Batch | None,
+        per_row: Callable[[tuple], jax.Array],
+        bound: jax.Array | float,
+        width: int,
+        by_blocks: bool = True,
     ) -> ClippedSum | UnclippedSum:
         size = None if batch is None else batch.size
         owners = self._owners if isinstance(self._owners, OwnerIndex) else None
         rows, width = self._batch_rows(batch), width * self._rows_per_unit
-        return clipped_sum(per_row, rows, bound, width, size, owners, self.has_public_places)
+        return clipped_sum(per_row, rows, bound, width, size, owners, by_blocks and self.has_public_places)
 
     def _release(self, draw: Draw, total: ClippedSum | UnclippedSum) -> Released:
         self._require_noise(draw.noise)
