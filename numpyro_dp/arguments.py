@@ -145,7 +145,7 @@ def argument_problems(named: list[Argument], args: tuple, kwargs: dict) -> Itera
                 yield f"argument '{name}' is a {kind}, which may hold rows and would be public: pass an array"
             elif shape_of(leaf):
                 yield f"argument '{name}' is a {kind}: pass a NumPy or JAX array (for pandas, `{name}.to_numpy()`)"
-            elif not callable(leaf) and any(map(is_array, _attributes(leaf))):
+            elif not (callable(leaf) or isinstance(leaf, jax.Array)) and any(map(is_array, _attributes(leaf))):
                 yield (
                     f"argument '{name}' is a {kind} with arrays in its attributes, which would be public: pass the "
                     "arrays themselves, or register it as a JAX pytree"

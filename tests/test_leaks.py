@@ -150,11 +150,8 @@ def assert_same(first, second, path=""):
             np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=path)
 
 
-EVERYDAY = [
-    *((name, "vectorized") for name in KERNELS if name not in ("hmc_reuse", "sgnht", "hmc_residual", "hmc_unit")),
-    ("hmc", "parallel"),
-    ("sghmc", "sequential"),
-]
+# The others, with more of what is reachable and all options, are the matter of `test_taint`.
+EVERYDAY = [("penalty", "vectorized"), ("penalty_prepared", "vectorized"), ("hmc", "parallel")]
 
 
 @pytest.mark.parametrize(
