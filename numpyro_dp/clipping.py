@@ -46,6 +46,7 @@ _CHUNK_ELEMENTS = 2**15  # rows are taken in chunks of about this many numbers, 
 _CHUNK_ROWS = (2**8, 2**17)
 _BLOCK = 128  # rows whose steps add up in int32: 128 * 2**23 = 2**30
 _SMALL_BLOCK = 64  # rows whose vectors add up in floating point
+_BLOCK_ROOM = 4 * _SMALL_BLOCK**2 * float(np.finfo(np.float32).eps) / 2  # for the rounding of such a sum, relative
 
 
 class ClippedSum(NamedTuple):
@@ -109,7 +110,12 @@ def clipped_sum(
     dtype = jnp.promote_types(result.dtype, jnp.float32)  # the grid is too fine for 16-bit floats
     clip: bool = not (isinstance(bound, float) and math.isinf(bound))
     by_blocks = fixed_places and clip and len(result.shape) == 1 and owners is None
-    chunk = min(num_rows, chunk_rows(width + sum(math.prod(row.shape[1:]) for row in rows)))
+    chunk = chunk_rows(width + sum(math.prod(row.shape[1:]) for row in rows))
+    if fixed_places or owners is not None:
+        chunk = min(num_rows, chunk)
+    else:
+        rows, chunk = whole_chunks(rows, chunk)
+        num_rows = rows[0].shape[0]
 
     def chunk_sum(start: jax.Array, counted: jax.Array) -> tuple:
         slices = tuple(lax.dynamic_slice_in_dim(row, start, chunk)[:, None] for row in rows)
@@ -220,6 +226,19 @@ def chunk_rows(width: int) -> int:
     return int(np.clip(rows, *_CHUNK_ROWS))
 
 
+def whole_chunks(rows: Sequence[jax.Array], chunk: int) -> tuple[tuple[jax.Array, ...], int]:
+    """The rows with zeros behind them, so that all chunks are whole, and how long these are: a power of two.
+
+    Compilers compute the last few rows of an odd number by other instructions, with other last bits. Where a change of
+    one row may move others to other places, these must not be places of that kind: a function that jumps (the gradient
+    of a Laplace density) would make much of a last bit.
+    """
+    num_rows = rows[0].shape[0]
+    chunk = min(chunk, max(64, 2 ** math.ceil(math.log2(max(num_rows, 1)))))
+    missing = -num_rows % chunk
+    return tuple(jnp.pad(row, [(0, missing)] + [(0, 0)] * (row.ndim - 1)) for row in rows), chunk
+
+
 def _align(mask: jax.Array, values: jax.Array) -> jax.Array:
     return mask.reshape(mask.shape + (1,) * (values.ndim - 1))
 
@@ -250,7 +269,7 @@ def _sum_by_blocks(values: jax.Array, bound: jax.Array | float, counts: jax.Arra
     size, dimension = values.shape
     per_bound = 1 / jnp.asarray(bound, values.dtype)
     norm_squared = jnp.sum((values * per_bound) ** 2, -1)
-    radius = _radius(dimension, 4 * _SMALL_BLOCK**2 * float(np.finfo(np.float32).eps) / 2)
+    radius = _radius(dimension, _BLOCK_ROOM)
     weights = jnp.minimum(GRID, radius * lax.rsqrt(norm_squared)) * per_bound
     weights = jnp.where(counts & jnp.isfinite(norm_squared) & jnp.isfinite(weights), weights, 0)
     blocks = -(-size // _SMALL_BLOCK)

@@ -130,7 +130,7 @@ class PrivateUnits(UnitModel):
 
     @property
     def identity(self) -> str:
-        return f"private, up to {self.most_rows} rows"
+        return f"private {self.unit!r}, up to {self.most_rows} rows"
 
     @property
     def has_public_places(self) -> bool:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import numpyro_dp.clipping
 import numpyro_dp.kernels.survey
 import numpyro_dp.kernels.target
+from numpyro_dp import clipping
 from numpyro_dp.clipping import GRID, sensitivity_steps
 from numpyro_dp.cut import Cut
 from numpyro_dp.kernels.survey import CENTRE_DRAWS, Frame, Survey, distance, residual_distance
@@ -147,8 +148,10 @@ def test_derivatives_are_sums_of_the_rows_clipped_derivatives(bounds, power, x64
     survey = survey_of((X, Y), power=power)
     score, score_scale, hessian, scale = survey.derivatives((draw(M), draw(M * (M + 1) // 2)), FRAME, bounds)
     gradients, hessians = derivatives_by_hand(X, Y)
-    np.testing.assert_allclose(score, power * clipped(gradients, bounds[0]).sum(0), rtol=1e-4, atol=1e-3)
-    np.testing.assert_allclose(hessian, power * clipped(hessians, bounds[1]).sum(0), rtol=1e-4, atol=1e-3)
+    radii = [clipping._radius(width, clipping._BLOCK_ROOM) / clipping.GRID for width in (M, M * (M + 1) // 2)]
+    gradients, hessians = (clipped(x, b * r) for x, b, r in zip((gradients, hessians), bounds, radii, strict=True))
+    np.testing.assert_allclose(score, power * gradients.sum(0), rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(hessian, power * hessians.sum(0), rtol=1e-4, atol=1e-3)
     np.testing.assert_allclose([score_scale, scale], 2e-9 * power * bounds)
 
 

@@ -386,6 +386,8 @@ class DPKernel(MCMCKernel, Algorithm):
         """Check that the budget is for these arguments, and make the kernel ready for them."""
         separated = self._separate(model_args, model_kwargs)
         self._commit(separated)
+        if self._unit_hash != self._ledger.plan.unit:  # a run that is resumed has grouped its rows anew
+            raise ValueError("other rows belong together here than when this run began (`unit=`): pass the same column")
         self._ledger.require_size(separated.num_rows)
         self._check_arguments(model_args, model_kwargs)
         self._ledger.bind_table(_private_leaves(separated, model_args, model_kwargs))

@@ -21,7 +21,6 @@ from numpyro.util import is_prng_key
 
 from numpyro_dp import accounting
 from numpyro_dp.accounting import noise_multiplier_for
-from numpyro_dp.arguments import is_array
 from numpyro_dp.cut import Cut, find_cut
 from numpyro_dp.kernels.base import Algorithm, DPKernel, DPState
 from numpyro_dp.kernels.chains import CHAINS, Chain, Prepared
@@ -445,8 +444,9 @@ def _hash(leaves: list) -> str:
     """Of arrays, numbers and texts; of anything else, the kind."""
     digest = hashlib.sha256()
     for leaf in leaves:
-        if is_array(leaf):
-            array = np.asarray(leaf)
+        if isinstance(leaf, np.generic | np.ndarray | jax.Array):
+            is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            array = np.asarray(random.key_data(cast(jax.Array, leaf)) if is_key else leaf)
             digest.update(repr((array.shape, array.dtype)).encode() + array.tobytes())
         else:
             plain = leaf is None or isinstance(leaf, bool | int | float | complex | str | bytes)

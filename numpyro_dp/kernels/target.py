@@ -23,6 +23,7 @@ from numpyro_dp.clipping import (
     clipped_moments,
     clipped_sum,
     penalized_sum,
+    whole_chunks,
 )
 from numpyro_dp.families import BoundFamily
 from numpyro_dp.ledger import PrivacyBudgetError
@@ -302,11 +303,9 @@ class PrivateTarget:
         :return: shape (k,).
         """
         self._require_all_rows()
-        values = jax.lax.map(
-            lambda row: per_row(tuple(part[None] for part in row)),
-            self._rows,
-            batch_size=min(self._rows[0].shape[0], chunk_rows(width * self._rows_per_unit)),
-        )
+        rows, chunk = whole_chunks(self._rows, chunk_rows(width * self._rows_per_unit))
+        values = jax.lax.map(lambda row: per_row(tuple(part[None] for part in row)), rows, batch_size=chunk)
+        values = values[: self._rows[0].shape[0]]
         # Centred indicators have half the norm; but where n is private it may not be added back.
         centre = 0.5 if self.has_public_size else 0.0
 
@@ -368,7 +367,9 @@ class PrivateTarget:
         size = None if batch is None else batch.size
         owners = self._owners if isinstance(self._owners, OwnerIndex) else None
         rows, width = self._batch_rows(batch), width * self._rows_per_unit
-        return clipped_sum(per_row, rows, bound, width, size, owners, by_blocks and self.has_public_places)
+        # What a batch is accounted for compares it with itself without a row, in which the others have other places.
+        fixed = by_blocks and batch is None and self.has_public_places
+        return clipped_sum(per_row, rows, bound, width, size, owners, fixed)
 
     def _release(self, draw: Draw, total: ClippedSum | UnclippedSum) -> Released:
         self._require_noise(draw.noise)
