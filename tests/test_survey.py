@@ -167,7 +167,8 @@ def test_the_packed_hessian_has_the_norm_of_the_matrix_and_so_has_its_noise(x64)
     one = derivatives_by_hand(X[:1], Y[:1])[1]
     bound = 0.9 * np.linalg.norm(one)  # clipped by the Frobenius norm: no entry is, alone
     alone = survey_of((X[:1], Y[:1])).derivatives((draw(M), draw(packed)), FRAME, np.array([1.0, bound]))
-    np.testing.assert_allclose(alone[2], 0.9 * one[0], rtol=1e-4)
+    radius = clipping._radius(packed, clipping._BLOCK_ROOM) / clipping.GRID
+    np.testing.assert_allclose(alone[2], 0.9 * radius * one[0], rtol=1e-4)
 
 
 def test_centred_gradients_are_0_on_average_where_the_model_holds_and_clipped_ones_are_not():
@@ -209,7 +210,7 @@ def test_gains_are_sums_of_the_rows_clipped_rises(power, x64):
     gains, scales = survey_of((X, Y), power=power).gains(draw(len(ENDS)), FRAME.center, ENDS, bounds)
     np.testing.assert_allclose(gains, power * np.clip(rises, -bounds, bounds).sum(0), rtol=1e-4, atol=1e-3)
     # All rises of a row may be at their bounds: the norm of the four is then 2.
-    np.testing.assert_allclose(scales, 2e-9 * power * 2 * bounds, rtol=2e-4)
+    np.testing.assert_allclose(scales, 2e-9 * power * 2 * bounds, rtol=2e-3)
 
 
 def test_a_rise_without_a_value_counts_as_the_largest_fall(x64):
@@ -465,14 +466,11 @@ def test_the_sensitivity_of_sums_and_of_counts_is_reached(relation, recorded):
 def test_rows_that_are_not_clipped_would_be_noticed(recorded, monkeypatch):
     """Negative controls: vectors without the clip, and counts whose rows weigh twice as much as the noise is for."""
 
-    def unclipped(values, bound):
-        return jnp.round(jnp.clip(jnp.nan_to_num(values * (GRID / bound)), -(2.0**30), 2.0**30)).astype(jnp.int32)
-
     def doubled(values, bound):
         return 2 * scalar_steps(values, bound)
 
     scalar_steps = numpyro_dp.clipping._scalar_steps
-    monkeypatch.setattr(numpyro_dp.clipping, "_vector_steps", unclipped)
+    monkeypatch.setattr(numpyro_dp.clipping, "_radius", lambda dimension, room: 32.0 * GRID)
     monkeypatch.setattr(numpyro_dp.clipping, "_scalar_steps", doubled)
     survey = survey_of(rows_near(), "replace_one", POWER, log_normal)
     tables = neighbours("replace_one", LARGE, QUIET)

@@ -204,7 +204,7 @@ class Survey:
             rises = (jax.vmap(lambda end: density(end, row))(ends) - density(start, row)) / bounds
             return jnp.clip(jnp.nan_to_num(rises, nan=-1.0), -1, 1)
 
-        largest = math.sqrt(ends.shape[0]) * (1 + 1e-4)  # a little room: the clip rounds down
+        largest = math.sqrt(ends.shape[0]) * (1 + 1.5e-3)  # a little room: the clip rounds down
         return self._tempered(self._target.on(rows).release_sum(draw, rise, largest, ends.size))
 
     def _find_residual_bound(self, rows, draws, frame, counts, settings, bounds, points, smallest, thr) -> jax.Array:
