@@ -46,6 +46,8 @@ from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Gaussian
 
 FORMAT = "numpyro_dp privacy budget 1"
 _START = "0" * 64
+_LOCKED_BYTE = 2**40
+"""Where Windows locks the file: beyond the text, which would not be readable otherwise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +110,7 @@ class PrivacyBudget:
         self.path = Path(path).resolve()  # of a link, too, so that all who use it lock the same file
         self._witness_choice = witness
         self._threads = threading.Lock()
+        self._notices: list[tuple[type[Warning], str]] = []  # given once the file is free again
         with self._locked():
             if not self.path.stat().st_size:
                 self._create(eps, delta, neighboring_relation or "replace_one", other or (0.0, 0.0))
@@ -187,8 +190,13 @@ class PrivacyBudget:
         """
         with self._locked():
             known = self._read()
+            if all(charge.run != run for charge in known.charges):
+                raise PrivacyBudgetError(f"no run {run!r} was charged to {self.path}")
+            claimed = known.claimed(run)
             for name, wanted in counts.items():
-                total = np.add(known.claimed(run).get(name, [0] * len(wanted)), wanted)
+                total = np.add(claimed.get(name, [0] * len(wanted)), wanted)
+                if (total < 0).any():
+                    raise ValueError(f"more {name} releases are given back than were claimed: {list(wanted)}")
                 if (total > kinds[name].counts).any():
                     return False
             self._append(
@@ -276,8 +284,8 @@ class PrivacyBudget:
         except Exception:
             self.path.unlink()  # the empty file that was locked
             raise
-        warnings.warn(
-            f"a new privacy budget was made, to which nothing is charged yet: {self.path}", UserWarning, stacklevel=4
+        self._notices.append(
+            (UserWarning, f"a new privacy budget was made, to which nothing is charged yet: {self.path}")
         )
         self._append(header, _Known(header, (), (), ()))
 
@@ -356,10 +364,16 @@ class PrivacyBudget:
             while True:
                 with open(self.path, "a+b") as file:
                     _lock(file)
-                    # Somebody may have deleted or replaced it while we waited.
-                    if self.path.exists() and os.path.samestat(os.fstat(file.fileno()), self.path.stat()):
-                        yield
-                        return
+                    try:
+                        # Somebody may have deleted or replaced it while we waited.
+                        if self.path.exists() and os.path.samestat(os.fstat(file.fileno()), self.path.stat()):
+                            yield
+                            break
+                    finally:
+                        _unlock(file)
+            notices, self._notices = self._notices, []
+        for category, text in notices:  # only now: what shows a warning may ask this budget something
+            warnings.warn(text, category, stacklevel=4)
 
     # -- The witness -------------------------------------------------------------------------------------------------
 
@@ -376,12 +390,13 @@ class PrivacyBudget:
         if witness is None:
             return
         if not witness.exists():
-            warnings.warn(
-                f"{self.path} has no witness at {witness}: it was moved, or the witness was deleted. Whether the file "
-                f"was rolled back before now, nobody can tell. It says that {len(hashes) - 1} run(s) were charged",
-                RuntimeWarning,
-                stacklevel=2,
+            notice = (
+                f"{self.path} has no witness at {witness}: it was moved or copied, or the witness was deleted. Whether "
+                "the file was rolled back before now, nobody can tell, nor whether another copy of it is in use: what "
+                f"either of the two allows was promised once. It has {len(hashes) - 1} charges and claims. Be sure "
+                "that this is the only copy, and the newest"
             )
+            self._notices.append((RuntimeWarning, notice))
             self._update_witness(identity, len(hashes), hashes[-1])
             return
         try:
@@ -416,12 +431,11 @@ class PrivacyBudget:
                 os.fsync(file.fileno())
             os.replace(temporary, witness)
         except OSError as error:
-            warnings.warn(
+            notice = (
                 f"the witness of {self.path} could not be written ({error}): if the file is rolled back to an earlier "
-                "copy, nobody will notice. Give `witness=` another place, or False",
-                RuntimeWarning,
-                stacklevel=2,
+                "copy, nobody will notice. Give `witness=` another place, or False"
             )
+            self._notices.append((RuntimeWarning, notice))
 
     def __reduce__(self):
         raise TypeError(f"a PrivacyBudget cannot be copied or pickled: open it anew, PrivacyBudget({str(self.path)!r})")
@@ -464,13 +478,13 @@ def _hash(entry: dict[str, Any]) -> str:
 
 
 def _lock(file: Any) -> None:
-    """Wait until no other process has the lock; it ends when the file is closed, or with the process."""
+    """Wait until no other process has the lock; it ends with the process."""
     try:
         import fcntl
     except ImportError:  # Windows
         import msvcrt
 
-        file.seek(2**40)  # beyond the text, which would not be readable otherwise
+        file.seek(_LOCKED_BYTE)
         while True:  # each attempt gives up after ten seconds
             try:
                 msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)  # type: ignore[attr-defined]
@@ -479,6 +493,19 @@ def _lock(file: Any) -> None:
                 if error.errno != errno.EDEADLK:
                     raise
     fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _unlock(file: Any) -> None:
+    """Closing the file would not do: a process that was forked meanwhile has it open, too."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        import msvcrt
+
+        file.seek(_LOCKED_BYTE)
+        msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)  # type: ignore[attr-defined]
+        return
+    fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -277,11 +277,11 @@ class Ledger:
         with self._lock:
             if any(map(any, self._spent.values())):
                 raise PrivacyBudgetError("the budget of this kernel is committed already, and part of it is spent")
+            self._run = None  # first: should this be interrupted, no plan may stand beside the charge of another
             self._plan = plan
             self._spent = {name: [0] * len(kind.counts) for name, kind in plan.kinds.items()}
             self._claimed = {name: [0] * len(kind.counts) for name, kind in plan.kinds.items()}
             self._context = repr((plan, context)).encode()
-            self._run = None
 
     def assign(self, reserve: str, kinds: Mapping[str, Releases]) -> None:
         """Decide what a kind of release that was kept in reserve is spent on.
@@ -526,6 +526,11 @@ class Ledger:
             self._claimed = {name: list(counts) for name, counts in self._spent.items()}
             self._noise, self._budget, self._process = NoiseSource(), budget, os.getpid()
             self._table, self._warned = None, False
+
+    def first_iteration_left(self) -> int:
+        """The first iteration of a chain from which on nothing of the plan is gone, where each has its own releases."""
+        touched = [np.flatnonzero(gone) for gone in self._gone().values() if len(gone) > 1]
+        return max((int(stages[-1]) + 1 for stages in touched if len(stages)), default=0)
 
     def _unrepeated(self, nonce: bytes) -> bytes:
         """`nonce` made unique to this kernel and to this draw: the same noise under two queries would cancel out."""

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from numpyro.infer import mcmc as numpyro_mcmc
@@ -80,14 +81,17 @@ class MCMC(numpyro_mcmc.MCMC):
 
         Nothing is paid for twice or made twice: of the releases that are left each is claimed in the file before it is
         made, by whoever goes on with the run. A process that crashes loses what it had claimed, a twentieth of the
-        plan at most beyond what it had made. Pass the same table, which nobody checks, and the same public arguments.
+        plan at most beyond what it had made. Where the noise changes from iteration to iteration, the chain goes on
+        with the first one of which nothing is gone. Pass the same table, which nobody checks, and the same public
+        arguments.
 
         :param budget: that the run was charged to, opened anew.
         :raises PrivacyBudgetError: if it was charged to no budget or to another one, or `noise_seed` was given.
         """
         self.sampler.resume(budget)
         if self.last_state is not None:
-            self.post_warmup_state = self.last_state
+            start = self.sampler.first_iteration_left()
+            self.post_warmup_state = self.last_state._replace(i=jnp.maximum(self.last_state.i, start))
 
     def _compile(self, rng_key, *args, **options) -> None:
         # With a progress bar NumPyro compiles by making an iteration, which would have to be paid for.

@@ -21,6 +21,7 @@ import pytest
 import numpyro_dp.budget
 from numpyro_dp import DPHMC, DPSGLD, MCMC, DPBarker, DPPenalty, Preparation, PrivacyBudget, PrivacyBudgetError
 from numpyro_dp.accounting import gaussian_delta, gaussian_eps, gaussian_rho
+from numpyro_dp.kernels.prepared import _hash
 from numpyro_dp.ledger import Ledger, Plan, Releases, Request
 from numpyro_dp.mechanisms import Gaussian
 from numpyro_dp.noise import NoiseSource
@@ -672,6 +673,52 @@ def test_noise_that_changes_over_time_is_claimed_iteration_by_iteration(path):
     assert sum(*resumed.privacy.made.values()) == 6
 
 
+def test_after_a_crash_noise_that_changes_over_time_goes_on_where_nothing_is_gone(path):
+    """Otherwise the pickle's next iteration, which the crashed process had claimed, would end the run."""
+    budget = PrivacyBudget(path, eps=3.0, delta=1e-2, other=(2.0, 5e-3))
+    kernel = DPSGLD(model, eps=1.0, delta=1e-3, step_size=decreasing, budget=budget, num_iterations=40)
+    first = part(kernel, draws=5, warmup=0)
+    resumed = again(first)
+    kernel.sample(first.last_state, (X,), {})  # and crashes: two iterations were claimed, and not given back
+    assert resumed.last_state.i == 5
+    resumed.resume(PrivacyBudget(path))
+    assert resumed.post_warmup_state.i == 7
+    resumed.run(resumed.post_warmup_state.rng_key, X)
+    assert not resumed.last_state.exhausted
+    assert resumed.last_state.i == 12
+    (made,) = resumed.privacy.made.values()
+    assert made == (1,) * 12 + (0,) * 28
+
+
+def test_a_claim_belongs_to_a_charge_and_no_more_is_given_back_than_was_claimed(path):
+    budget, kinds = PrivacyBudget(path, eps=2.0, delta=1e-6), plan(1.0).kinds
+    with pytest.raises(PrivacyBudgetError, match="no run 'another' was charged"):
+        budget.claim("another", {"ratio": (1,)}, kinds)
+    run = budget.charge(plan(1.0), "run").run
+    assert budget.claim(run, {"ratio": (4,)}, kinds)
+    with pytest.raises(ValueError, match="more ratio releases are given back than were claimed"):
+        budget.claim(run, {"ratio": (-5,)}, kinds)
+    assert budget.claim(run, {"ratio": (-4,)}, kinds)
+    assert budget.claim(run, {"ratio": (10,)}, kinds)
+    assert not budget.claim(run, {"ratio": (1,)}, kinds)
+
+
+def test_a_plan_that_is_committed_only_in_part_has_no_charge(path):
+    """An interrupt while a plan is replaced must not leave the new one beside the charge of the old."""
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-6)
+    ledger = Ledger(NoiseSource(), budget, "run")
+    ledger.commit(plan(0.1))
+    ledger._run = budget.charge(ledger.plan, "run").run
+
+    class Interrupted(dict):
+        def items(self):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ledger.commit(dataclasses.replace(plan(1.0), kinds=Interrupted(plan(1.0).kinds)))
+    assert ledger._run is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["surrogate", "walk"])
 def test_a_prepared_kernel_goes_on_without_asking_the_table_anew(path, mode, monkeypatch):
@@ -699,16 +746,91 @@ def in_units(y, unit_of_y=1.0):
 
 
 @pytest.mark.slow
-def test_a_prepared_kernel_is_not_resumed_with_other_public_arguments(path):
+@pytest.mark.parametrize("as_what", [float, np.float32, np.array, jax.numpy.asarray])
+def test_a_prepared_kernel_is_not_resumed_with_other_public_arguments(path, as_what):
     budget = PrivacyBudget(path, eps=50.0, delta=1e-3)
     kernel = DPHMC(
         in_units, eps=20.0, budget=budget, prepare=Preparation(mode="surrogate", force=True), num_iterations=20
     )
-    resumed = again(part(kernel))
+    first = MCMC(kernel, num_warmup=2, num_samples=4, progress_bar=False)
+    first.run(jax.random.key(0), X, unit_of_y=as_what(1.0))
+    resumed = again(first)
     resumed.resume(budget)
     with pytest.raises(ValueError, match="prepared with another model or other public arguments"):
-        resumed.run(resumed.last_state.rng_key, X, unit_of_y=10.0)
-    go_on(resumed)
+        resumed.run(resumed.last_state.rng_key, X, unit_of_y=as_what(10.0))
+    resumed.run(resumed.last_state.rng_key, X, unit_of_y=as_what(1.0))
+
+
+def test_public_arguments_are_known_again_by_their_content():
+    """Of arrays and scalars of any library, and of other objects; what cannot be compared is no match."""
+    ones = (1.0, np.float32(1), np.ones(3), jax.numpy.ones(3), "a", None, jax.random.key(1), plan(1.0), X.dtype)
+    others = (2.0, np.float32(2), 2 * np.ones(3), 2 * jax.numpy.ones(3), "b", 0, jax.random.key(2), plan(2.0), np.int8)
+    for one, other in zip(ones, others, strict=True):
+        assert _hash([one]) == _hash([copy.deepcopy(one)]) != _hash([other])
+    assert _hash([1.0, lambda: 1]) is None
+
+
+def persons(y, person):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mu + 0 * person, 1.0), obs=y)
+
+
+def test_a_resumed_run_has_the_same_persons(path):
+    """By `run` and by hand: what a person's rows do together was promised for these persons."""
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-3)
+    kernel = DPPenalty(persons, eps=1.0, step_size=0.1, budget=budget, num_iterations=14, unit="person")
+    first = MCMC(kernel, num_warmup=2, num_samples=4, progress_bar=False)
+    column, another = np.tile(np.arange(10), 5), np.repeat(np.arange(10), 5)
+    first.run(jax.random.key(0), X, column)
+    for go in (
+        lambda mcmc: mcmc.run(mcmc.last_state.rng_key, X, another),
+        lambda mcmc: mcmc.sampler.sample(mcmc.last_state, (X, another), {}),
+    ):
+        resumed = again(first)
+        resumed.resume(budget)
+        with pytest.raises(ValueError, match="other rows belong together here"):
+            go(resumed)
+    resumed = again(first)
+    resumed.resume(budget)
+    resumed.run(resumed.last_state.rng_key, X, column)
+
+
+def test_a_fork_does_not_keep_the_file_locked(path):
+    """A child that was forked while its parent had the lock has the file open, too."""
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-6)
+    with budget._locked():
+        twin = os.dup(_open_descriptor(path))  # what a fork does
+    try:
+        thread = threading.Thread(target=lambda: budget.charges, daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
+    finally:
+        os.close(twin)
+
+
+def _open_descriptor(path):
+    return next(
+        fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.realpath(f"/proc/self/fd/{fd}") == str(path)
+    )
+
+
+def test_who_shows_a_warning_may_ask_the_budget(path):
+    """A hook that logs the budget's state must not wait for itself."""
+    seen = []
+
+    def use():
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = lambda *args, **kw: seen.append(len(PrivacyBudget(path).charges))
+            PrivacyBudget(path, eps=2.0, delta=1e-6)
+
+    thread = threading.Thread(target=use, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert seen == [0]
 
 
 def test_what_to_do_with_a_reserve_is_decided_once(path):

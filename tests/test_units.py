@@ -13,11 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpyro.infer.util import log_density
 
-from numpyro_dp import DPHMC, DPSGLD, MCMC, DPBarker, DPExponentialFamily, DPPenalty, PrivacyBudget, audit, clipping
+from numpyro_dp import (
+    DPHMC,
+    DPSGLD,
+    MCMC,
+    DPBarker,
+    DPExponentialFamily,
+    DPPenalty,
+    PrivacyBudget,
+    PrivacyBudgetError,
+    audit,
+    clipping,
+)
 from numpyro_dp.clipping import GRID, clipped_sum
 from numpyro_dp.kernels.survey import Frame, Survey
 from numpyro_dp.model import separate
 from numpyro_dp.preparation import Preparation
+from numpyro_dp.subsampling import FixedBatches, PoissonBatches
 from numpyro_dp.units import group_rows
 
 RNG = np.random.default_rng(3)
@@ -127,6 +139,93 @@ def test_vectors_are_added_up_by_blocks_only_where_places_are_public(options, fi
     monkeypatch.setattr(clipping, "_sum_by_blocks", lambda *args: used.append(1) or original(*args))
     target._sum(None, lambda row: row[0][0] if "unit" not in options else row[0][0, 0], 1.0, D)
     assert bool(used) == fixed
+
+
+def laplace(X, y, person):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("visits", X.shape[0]):
+        numpyro.sample("y", dist.Laplace(X @ b, 1.0), obs=y)
+
+
+def largest_move_of_a_gradient_that_jumps():
+    """One person's row moves from the first place to the last, so that all others move by one place.
+
+    Four of those lie where the gradient changes its sign with the last bit of the prediction. A compiler computes the
+    last few of 1003 rows by other instructions than the rest.
+
+    :return: how far the clipped sum moves, in claimed sensitivities.
+    """
+    n, d = 1003, 8
+    rng = np.random.default_rng(1)
+    z = jnp.asarray(rng.normal(size=d), jnp.float32)
+
+    def table(critical, y, last):
+        others, outcomes = np.zeros((n - 1, d), np.float32), np.where(np.arange(n - 1) % 2, 50, -50).astype(np.float32)
+        others[:, 0], others[-4:], outcomes[-4:] = 1, critical, y
+        place, mine = (n - 1, -100) if last else (0, 100)
+        return (
+            np.insert(others, place, np.eye(d)[0], axis=0),
+            np.insert(outcomes, place, mine),
+            np.insert(np.arange(1, n), place, 0),
+        )
+
+    example = table(np.zeros(d), 0.0, False)
+    grouped = group_rows(separate(laplace, example), "person", example, {}, 2)
+    density = grouped.row_log_density(example, {})
+
+    @jax.jit
+    def total(rows):
+        return clipped_sum(lambda row: jax.grad(density)(z, row), rows, 1.0, 2 * d)
+
+    def steps(*of):
+        found = total(grouped.rows(table(*of), {}))
+        return np.asarray(found.hi, float) * 2**24 + np.asarray(found.lo)
+
+    largest = 0.0
+    for _ in range(15):
+        critical = (2 * rng.normal(size=d)).astype(np.float32)
+        prediction = np.float32(critical @ np.asarray(z))
+        for y in (prediction, *np.nextafter(prediction, np.float32([9, -9]))):
+            move = np.linalg.norm(steps(critical, y, False) - steps(critical, y, True))
+            largest = max(largest, move / (2 * GRID))
+    return largest
+
+
+@pytest.mark.slow
+def test_rows_in_private_places_are_computed_alike_in_all_of_them(monkeypatch):
+    assert 0.99 < largest_move_of_a_gradient_that_jumps() <= 1
+    monkeypatch.setattr(clipping, "whole_chunks", lambda rows, chunk: (tuple(rows), min(len(rows[0]), chunk)))
+    if jax.default_backend() == "cpu":  # a mutation, to see that there is something to find
+        assert largest_move_of_a_gradient_that_jumps() > 1.1
+
+
+@pytest.mark.parametrize("batch_size", [PoissonBatches(10), FixedBatches(10)])
+def test_batches_are_not_added_up_by_blocks(batch_size, monkeypatch):
+    """They are accounted for as a batch with a row and the same without it, in which later rows have other places."""
+    kernel = DPSGLD(model, eps=1.0, delta=1e-3, step_size=1e-3, num_iterations=1, batch_size=batch_size)
+    monkeypatch.setattr(clipping, "_sum_by_blocks", lambda *args: pytest.fail("by blocks"))
+    state = kernel.init(jax.random.key(0), 0, None, ARGS, KWARGS)
+    kernel.sample(state, ARGS, KWARGS)
+    assert sum(map(sum, kernel.privacy.made.values())) == 1
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
+def test_other_private_units_are_other_units_for_a_budget(relation, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with pytest.warns(UserWarning, match="a new privacy budget"):
+        budget = PrivacyBudget(tmp_path / "budget", eps=3.0, delta=1e-3, neighboring_relation=relation)
+    options = {"eps": 1.0, "delta": 1e-4, "step_size": 0.1, "budget": budget, "neighboring_relation": relation}
+    options |= {"max_rows_per_unit": 3, "num_iterations": 1}
+
+    def sample_once(unit):
+        kernel = DPPenalty(model, **options, unit=unit)
+        private = dict(KWARGS, y=(PERSON + 1) % 20)  # of 20 other units
+        kernel.sample(kernel.init(jax.random.key(0), 0, None, ARGS, private), ARGS, private)
+
+    sample_once("person")
+    sample_once("person")
+    with pytest.raises(PrivacyBudgetError, match="other rows belonged together"):
+        sample_once("y")
 
 
 hostile = st.sampled_from([0.0, 1.0, -3.0, 1e6, -1e30, np.inf, -np.inf, np.nan])

@@ -26,7 +26,16 @@ from numpyro_dp.accounting import composed_eps
 from numpyro_dp.budget import PrivacyBudget
 from numpyro_dp.clipping import OwnerIndex, require_correct_sums
 from numpyro_dp.kernels.target import Draw, Exchange, Grant, PrivateTarget
-from numpyro_dp.ledger import Ledger, Plan, Request, Wanted, flat_releases, plan_for_budget, plan_for_noise
+from numpyro_dp.ledger import (
+    Ledger,
+    Plan,
+    PrivacyBudgetError,
+    Request,
+    Wanted,
+    flat_releases,
+    plan_for_budget,
+    plan_for_noise,
+)
 from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Mechanism
 from numpyro_dp.model import SeparableModel, released_model, separate
 from numpyro_dp.noise import GridNoise, NoiseSource
@@ -323,7 +332,7 @@ class DPKernel(MCMCKernel, Algorithm):
         separated = self._separate(model_args, model_kwargs)
         if not self._ledger.committed:
             raise RuntimeError("this kernel was not initialised: call `init` first, or use it in an MCMC")
-        self._ledger.require_size(separated.num_rows)
+        self._require_same_table(separated)
         step = partial(self._step, separated, self._target(separated, model_args, model_kwargs))
         return jax.vmap(step)(state) if jnp.ndim(state.i) else step(state)
 
@@ -373,10 +382,18 @@ class DPKernel(MCMCKernel, Algorithm):
         """Take up what is left of the budget of a kernel that was copied or pickled; see `numpyro_dp.MCMC.resume`.
 
         :param budget: that the run was charged to.
-        :raises PrivacyBudgetError: if it was not, or `noise_seed` was given.
+        :raises PrivacyBudgetError: if it was not, or `noise_seed` was given, or owners in other processes go on, too.
         """
+        if hasattr(self._owners, "exchange"):
+            raise PrivacyBudgetError(
+                "owners in separate processes cannot resume a run: nobody sees that all of them do"
+            )
         self._ledger.resume(budget)
         self._budget = budget
+
+    def first_iteration_left(self) -> int:
+        """From which iteration of a chain on a resumed run can go on, where the noise changes over time; or 0."""
+        return self._ledger.first_iteration_left()
 
     def settle(self) -> None:
         """Tell the budget of the table, if there is one, what has not been released; `numpyro_dp.MCMC` does."""
@@ -386,13 +403,17 @@ class DPKernel(MCMCKernel, Algorithm):
         """Check that the budget is for these arguments, and make the kernel ready for them."""
         separated = self._separate(model_args, model_kwargs)
         self._commit(separated)
-        if self._unit_hash != self._ledger.plan.unit:  # a run that is resumed has grouped its rows anew
-            raise ValueError("other rows belong together here than when this run began (`unit=`): pass the same column")
-        self._ledger.require_size(separated.num_rows)
+        self._require_same_table(separated)
         self._check_arguments(model_args, model_kwargs)
         self._ledger.bind_table(_private_leaves(separated, model_args, model_kwargs))
         self._prepare(separated, model_args, model_kwargs)
         return separated
+
+    def _require_same_table(self, separated: SeparableModel) -> None:
+        """Refuse a table of which the budget says, without looking at the rows, that it is another one."""
+        if self._unit_hash != self._ledger.plan.unit:  # a run that is resumed has grouped its rows anew
+            raise ValueError("other rows belong together here than when this run began (`unit=`): pass the same column")
+        self._ledger.require_size(separated.num_rows)
 
     def _check_arguments(self, model_args: tuple, model_kwargs: dict) -> None:
         """Refuse arguments that this kernel cannot go on with, before anything is bound to them."""
@@ -431,13 +452,17 @@ class DPKernel(MCMCKernel, Algorithm):
 
     def _describe_table(self, separated: SeparableModel) -> dict[str, Any]:
         """What a report says about the table. No shape of it where the number of rows is private."""
-        shapes = self._neighboring_relation == "replace_one" and self._max_rows_per_unit is None
+        shapes = self._table_size_is_public
         return {
             "unit": self._describe_unit(separated),
             "public_arguments": tuple(map(str, separated.public_arguments())),
             "private_arguments": tuple(str(a) if shapes else a.name for a in separated.private_arguments()),
             "dropped_sites": dict(separated.dropped_sites),
         }
+
+    @property
+    def _table_size_is_public(self) -> bool:
+        return self._neighboring_relation == "replace_one" and self._max_rows_per_unit is None
 
     def _describe_unit(self, separated: SeparableModel) -> str:
         row = "row of " + (f"plate '{separated.row_plate}'" if separated.row_plate else "the table")
@@ -534,6 +559,11 @@ class DPKernel(MCMCKernel, Algorithm):
                 f"{names} stayed at the default of {DEFAULT_CLIP:g}, not chosen for this model: privacy holds, but "
                 "rows may be clipped, and nobody has looked"
             )
+        if self._private_args is None and not self._table_size_is_public:
+            assumptions.append(
+                "no public argument is a number or an array that goes by how long the table is. Arguments as long as "
+                "the table were taken for rows: `private_args` says which are"
+            )
         if self._max_rows_per_unit is not None:
             assumptions.append(
                 f"rows of a unit beyond the first {self._max_rows_per_unit} are left out: the posterior is that of the "
@@ -580,8 +610,9 @@ class DPKernel(MCMCKernel, Algorithm):
         self._check_plan(plan, n)
         if self._budget is not None:
             self._budget.require(plan)
-        self._described = self._describe_table(separated)
+        described = self._describe_table(separated)
         self._ledger.commit(plan, repr((type(self).__name__, self._settings())))
+        self._described = described
 
     def _wanted(self, num_rows: int, num_iterations: int, num_chains: int) -> dict[str, Wanted]:
         """Everything that the budget is for."""

@@ -8,6 +8,7 @@ coordinates in which the parameters meet the data. By released numbers only it t
 import dataclasses
 import hashlib
 import math
+import pickle
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -78,7 +79,7 @@ class PreparedKernel(DPKernel):
         self._strategy_given = options.get("init_strategy") is not None
         self._chain: Chain | None = None
         self._public: list | None = None  # the public arguments that it was prepared with
-        self._public_hash = ""  # of them, for whoever resumes a pickled kernel
+        self._public_hash: str | None = ""  # of them, for whoever resumes a pickled kernel
         self._result: Prepared | None = None
         super().__init__(*args, **options)
 
@@ -273,6 +274,11 @@ class PreparedKernel(DPKernel):
         public = self._public_leaves(args, kwargs)
         with jax.ensure_compile_time_eval():
             cut = _cut_of_units(separated, args, kwargs)
+            if self._public_hash is None:
+                raise ValueError(
+                    "this run has a public argument that cannot be pickled: nobody can tell whether it is the same "
+                    "now. Make a new kernel, and bind such things to the model with `functools.partial`"
+                )
             if _hash(public) != self._public_hash or cut.names != prepared.coordinates:
                 raise ValueError(_OTHER_PUBLIC)
             self._chain = self._make_chain(prepared, cut, separated, args, kwargs)
@@ -440,17 +446,19 @@ def _rho(kinds: Mapping[str, Releases]) -> float:
     return math.fsum(count * (mechanism.rho or 0.0) for mechanism, count in flat_releases(kinds))
 
 
-def _hash(leaves: list) -> str:
-    """Of arrays, numbers and texts; of anything else, the kind."""
+def _hash(leaves: list) -> str | None:
+    """Of arrays, numbers and texts, and of what can be pickled; None if something cannot."""
     digest = hashlib.sha256()
     for leaf in leaves:
         if isinstance(leaf, np.generic | np.ndarray | jax.Array):
             is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
             array = np.asarray(random.key_data(cast(jax.Array, leaf)) if is_key else leaf)
             digest.update(repr((array.shape, array.dtype)).encode() + array.tobytes())
-        else:
-            plain = leaf is None or isinstance(leaf, bool | int | float | complex | str | bytes)
-            digest.update(repr(leaf if plain else type(leaf).__name__).encode() + b"\0")
+            continue
+        try:
+            digest.update(pickle.dumps(leaf, protocol=5) + b"\0")
+        except (pickle.PicklingError, TypeError, AttributeError):
+            return None
     return digest.hexdigest()
 
 
