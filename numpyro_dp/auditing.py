@@ -96,8 +96,8 @@ def audit(
 ) -> AuditResult:
     """A lower bound on the eps of a whole run, from repeated runs on two neighbouring synthetic tables.
 
-    :param make: makes the kernel, with a budget of its own: ``lambda: DPPenalty(model, eps=1.0, clip_ratio=0.1)``. A
-        kernel that prepares itself is made anew for each run, which takes seconds each time; others once.
+    :param make: makes the kernel, with a budget of its own: ``lambda: DPPenalty(model, eps=1.0, clip_ratio=0.1)``. Of
+        a kernel that prepares itself the preparations are repeated, one after the other.
     :param table, neighbor: the model's arguments, a tuple or a dict of keywords. They must be neighbours under the
         kernel's relation: one row replaced, or added (then shapes differ). A row far out, whose clipped sums point
         one way in one table and the other way in the other, gives away most.
@@ -124,9 +124,8 @@ def audit(
         raise ValueError("`make` must make a new kernel each time: a kernel has one budget, for one table")
     key = random.key(0) if rng_key is None else rng_key
     run = _Run(num_warmup, num_samples, num_chains, init_params, key)
-    repeat = _repeat_preparations if isinstance(kernel, PreparedKernel) and kernel._preparation else _repeat_chains
-    first, plan = repeat(make, kernel, _arguments(table), run, trials)
-    second, other = repeat(make, again, _arguments(neighbor), run, trials)
+    first, plan = _repeat(kernel, _arguments(table), run, trials)
+    second, other = _repeat(again, _arguments(neighbor), run, trials)
     if (plan.eps, plan.delta, plan.neighboring_relation) != (other.eps, other.delta, other.neighboring_relation):
         raise ValueError(
             f"the claims for the two tables differ, ({plan.eps:g}, {plan.delta:g}) and ({other.eps:g}, "
@@ -163,8 +162,7 @@ class _Repeated(Ledger):
 
     def __init__(self, plan: Plan, noise: NoiseSource | None):
         super().__init__(noise)
-        self._plan = plan
-        self._spent = {name: [0] * len(kind.counts) for name, kind in plan.kinds.items()}
+        self.commit(plan)
 
     def require(self, *args: Any) -> None:
         pass
@@ -175,7 +173,14 @@ class _Repeated(Ledger):
         return super().grant(*args)
 
 
-def _repeat_chains(make: Callable, kernel: DPKernel, table: tuple, run: _Run, trials: int) -> tuple[np.ndarray, Plan]:
+def _repeat(kernel: DPKernel, table: tuple, run: _Run, trials: int) -> tuple[np.ndarray, Plan]:
+    """What so many runs hand out, a row of numbers for each; and the plan of one of them."""
+    if isinstance(kernel, PreparedKernel) and kernel._preparation is not None:
+        return _repeat_preparations(kernel, table, run, trials)
+    return _repeat_chains(kernel, table, run, trials)
+
+
+def _repeat_chains(kernel: DPKernel, table: tuple, run: _Run, trials: int) -> tuple[np.ndarray, Plan]:
     """All runs at once: each of them is `num_chains` of very many chains."""
     args, kwargs = table
     kernel.require_budget(run.num_iterations, run.num_chains, args, kwargs, run.num_iterations)
@@ -215,26 +220,22 @@ def _seen(state: Any, z: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(seen), seen, 0)  # a proposal that ran away
 
 
-def _repeat_preparations(
-    make: Callable, kernel: DPKernel, table: tuple, run: _Run, trials: int
-) -> tuple[np.ndarray, Plan]:
+def _repeat_preparations(kernel: PreparedKernel, table: tuple, run: _Run, trials: int) -> tuple[np.ndarray, Plan]:
     """One preparation after the other; what it has released decides about draws that cost nothing."""
     args, kwargs = table
+    kernel.require_budget(run.num_iterations, run.num_chains, args, kwargs, run.num_iterations)
+    plan, noise = kernel._ledger.plan, kernel._ledger._noise
+    search = kernel._begin_search(kernel._separate(args, kwargs), args, kwargs)
     rows = []
-    for trial in range(trials):
-        kernel = make() if trial else kernel
-        assert isinstance(kernel, PreparedKernel)
-        kernel.require_budget(run.num_iterations, run.num_chains, args, kwargs, run.num_iterations)
-        plan = kernel._ledger.plan
-        kernel.prepare(*args, **kwargs)
-        prepared = kernel.prepared
-        assert prepared is not None
+    for _ in range(trials):
+        kernel._ledger = _Repeated(plan, noise)
+        prepared = kernel._search(search)
         if prepared.mode != "surrogate":
             raise ValueError(
                 f"the preparation chose mode {prepared.mode!r}, whose chains cost, too: audit it with "
                 "`Preparation(mode='surrogate')`, and the chain by a kernel without preparation"
             )
-        numbers = (prepared.frame, prepared.surrogate, prepared.bounds, prepared.check)
+        numbers = (prepared.frame, prepared.surrogate, prepared.bounds, prepared.check, prepared.start)
         rows.append(np.concatenate([np.ravel(np.asarray(leaf, float)) for leaf in jax.tree.leaves(numbers)]))
     return np.array(rows), plan
 

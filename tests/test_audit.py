@@ -23,6 +23,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from test_audit_runs import noise_divided_by
 
 import numpyro_dp.clipping
 import numpyro_dp.noise
@@ -190,17 +191,6 @@ def bound_of(scenario: Scenario, trials: Trials) -> float:
     return empirical_eps(first, second, trials.delta)
 
 
-def halve_noise(monkeypatch):
-    exact = NoiseSource.draw
-
-    def halved(self, *arguments):
-        hi, lo = exact(self, *arguments).astype(np.int64)
-        steps = ((hi << 24) + lo) // 2
-        return np.stack([steps >> 24, steps & (2**24 - 1)]).astype(np.int32)
-
-    monkeypatch.setattr(NoiseSource, "draw", halved)
-
-
 # -- The kernels -------------------------------------------------------------------------------------------------------
 
 
@@ -327,7 +317,7 @@ def test_one_iteration_costs_no_more_than_claimed_and_half_the_noise_is_noticed(
     scenario = SCENARIOS[name]
     trials = ready(scenario)
     honest = bound_of(scenario, trials)
-    halve_noise(monkeypatch)
+    monkeypatch.setattr(NoiseSource, "draw", noise_divided_by(2))
     halved = bound_of(scenario, trials)
     print(
         f"{name}: eps {trials.eps:.3f}, found {honest:.3f} ({honest / trials.eps:.0%}), at half the noise {halved:.3f}"
@@ -352,7 +342,7 @@ def test_owners_of_rows_against_one_another_and_against_the_rest_of_the_world(mo
 
     monkeypatch.setattr(NoiseSource, "draw", known_to_the_other)
     honest = bound_of(scenario, trials)
-    halve_noise(monkeypatch)
+    monkeypatch.setattr(NoiseSource, "draw", noise_divided_by(2))
     halved = bound_of(scenario, trials)
     print(f"owners: eps {trials.eps:.3f}, found {honest:.3f}, at half the noise {halved:.3f}")
     assert outside * 0.3 < honest < trials.eps

@@ -17,7 +17,6 @@ import pytest
 import numpyro_dp.clipping
 import numpyro_dp.noise
 from numpyro_dp import DPHMC, DPSGHMC, DPSGLD, DPSGNHT, AuditResult, DPBarker, DPExponentialFamily, DPPenalty, audit
-from numpyro_dp.auditing import _repeat_preparations, _Run
 from numpyro_dp.kernels.base import DPKernel
 from numpyro_dp.kernels.stochastic_gradient import StochasticGradientKernel
 from numpyro_dp.noise import NoiseSource
@@ -43,6 +42,18 @@ def langevin(**options):
 def run(make, table=UP, neighbor=DOWN, **options):
     settings = {"num_warmup": 1, "num_samples": 3, "num_chains": 2, "trials": 2_500, "confidence": CONFIDENCE}
     return audit(make, (table,), (neighbor,), **{**settings, **options})
+
+
+def noise_divided_by(divisor):
+    """`NoiseSource.draw` with a mistake."""
+    exact = NoiseSource.draw
+
+    def draw(self, *arguments):
+        hi, lo = exact(self, *arguments).astype(np.int64)
+        steps = ((hi << 24) + lo) // divisor
+        return np.stack([steps >> 24, steps & (2**24 - 1)]).astype(np.int32)
+
+    return draw
 
 
 def test_a_run_gives_away_nearly_what_it_claims_and_no_more():
@@ -107,36 +118,40 @@ def test_a_run_on_sufficient_statistics_stays_below_its_claim():
     assert found.holds
 
 
+def prepared(mode="surrogate"):
+    return DPHMC(model, eps=2.0, delta=DELTA, prepare=Preparation(mode=mode, force=True))
+
+
+def audit_of_preparations():
+    rows = np.random.default_rng(0).normal(size=3000).astype(np.float32)
+    one, other = (np.append(rows, np.float32(far)) for far in (1e4, -1e4))
+    return run(prepared, one, other, trials=500)
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("shared_surveys")
-def test_of_preparations_everything_that_they_found_counts():
-    """A thousand of them would take too long here: that numbers arrive, all of them, and differ from run to run."""
+def test_a_whole_preparation_stays_below_its_claim():
+    """All its stages, of which each decides what the next one asks: some thirty counts, six gradients, and so on."""
+    found = audit_of_preparations()
+    print(found)
+    assert found.holds
 
-    def make(mode="surrogate"):
-        return DPHMC(model, eps=3.0, delta=DELTA, prepare=Preparation(mode=mode, force=True))
 
+@pytest.mark.slow
+def test_less_noise_in_a_preparation_is_noticed(monkeypatch):
+    """A third of it: half of it would take 1500 runs at this confidence."""
+    monkeypatch.setattr(NoiseSource, "draw", noise_divided_by(3))
+    assert not audit_of_preparations().holds
+
+
+def test_chains_that_a_preparation_chooses_are_not_audited_with_it():
     rows = np.random.default_rng(0).normal(size=60).astype(np.float32)
-    settings = _Run(0, 2, 1, None, jax.random.key(0))
-    kernel = make()
-    seen, plan = _repeat_preparations(make, kernel, ((rows,), {}), settings, 3)
-    assert plan.eps == kernel.privacy.eps == 3.0
-    assert seen.shape[0] == 3
-    assert np.isfinite(seen).all()
-    assert len(np.unique(seen, axis=0)) == 3
     with pytest.raises(ValueError, match="chose mode 'walk'"):
-        _repeat_preparations(make, make("walk"), ((rows,), {}), settings, 1)
+        run(lambda: prepared("walk"), rows, rows, trials=100)
 
 
 @pytest.mark.slow
 def test_half_the_noise_is_noticed(monkeypatch):
-    exact = NoiseSource.draw
-
-    def halved(self, *arguments):
-        hi, lo = exact(self, *arguments).astype(np.int64)
-        steps = ((hi << 24) + lo) // 2
-        return np.stack([steps >> 24, steps & (2**24 - 1)]).astype(np.int32)
-
-    monkeypatch.setattr(NoiseSource, "draw", halved)
+    monkeypatch.setattr(NoiseSource, "draw", noise_divided_by(2))
     found = run(langevin())
     assert not found.holds
     assert "ABOVE THE CLAIM" in str(found)

@@ -338,7 +338,7 @@ def test_the_preparation_asks_units_too():
     assert {shapes[0] for shapes in map(tuple, seen)} == {(20, 5, D)}
     assert kernel.prepared.frame.center.shape == (22,)
     survey = Survey(kernel._target(kernel._separate(ARGS, KWARGS), ARGS, KWARGS), kernel._chain._cut)
-    density = survey._cut.row_log_density
+    density = survey.cut.row_log_density
     rows = kernel._separate(ARGS, KWARGS).rows(ARGS, KWARGS)
     phi = Frame(np.zeros(22, np.float32), np.eye(22, dtype=np.float32)).center
     alone = np.array([density(phi, tuple(part[k : k + 1] for part in rows)) for k in range(20)])

@@ -11,7 +11,7 @@ import math
 import pickle
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -202,14 +202,14 @@ class PreparedKernel(DPKernel):
     def _prepare(self, separated: SeparableModel, model_args: tuple, model_kwargs: dict) -> None:
         if self._preparation is None:
             return
-        options = self._resolved
-        assert options is not None
         if self._result is not None and self._chain is None:
             self._take_up(model_args, model_kwargs)
         if self._chain is None:
             with jax.ensure_compile_time_eval():
-                self._chain = self._run_preparation(options, separated, model_args, model_kwargs)
-            self._result = self._chain.prepared
+                search = self._begin_search(separated, model_args, model_kwargs)
+                prepared = self._search(search)
+                self._chain = self._make_chain(prepared, search.survey.cut, separated, model_args, model_kwargs)
+            self._result = prepared
             self._public = self._public_leaves(model_args, model_kwargs)
             self._public_hash = _hash(self._public)
         self._chain.num_warmup = getattr(self, "_num_warmup", 0)
@@ -221,12 +221,16 @@ class PreparedKernel(DPKernel):
         values = [leaf.tobytes() if hasattr(leaf, "tobytes") else np.asarray(leaf).tobytes() for leaf in leaves]
         return [*super()._settings(), ("preparation", (str(tree), values))]
 
-    def _run_preparation(self, options: Preparation, separated: SeparableModel, args: tuple, kwargs: dict) -> Chain:
-        plan, power = self._ledger.plan, self._power(separated.num_rows)
-        rho = _rho(plan.kinds)
+    def _begin_search(self, separated: SeparableModel, args: tuple, kwargs: dict) -> "_Search":
+        """Everything that comes before the first look at the table.
+
+        :raises PrivacyBudgetError: if there is no hope for a useful answer, or a search was begun before.
+        """
+        options, plan = self._resolved, self._ledger.plan
+        assert options is not None
         cut = _cut_of_units(separated, args, kwargs)
         if not options.force and plan.num_rows is not None:
-            require_hope(cut.size, plan.num_rows / power, rho, options, plan.eps)
+            require_hope(cut.size, plan.num_rows / self._power(separated.num_rows), _rho(plan.kinds), options, plan.eps)
         counts = {kind: sum(shares.counts) for kind, shares in preparation_releases(options).items()}
         self._ledger.require(counts, 1, None, "the preparation")
         survey = Survey(self._target(separated, args, kwargs), cut)
@@ -236,9 +240,15 @@ class PreparedKernel(DPKernel):
         guess = self._public_guess(separated, z_prior)
         prior = rough_normal(_map(cut.coordinates, z_draws))
         near = prior if guess is None else rough_normal(_map(cut.coordinates, guess))
+        return _Search(options, survey, z_prior, prior, near)
+
+    def _search(self, search: "_Search") -> Prepared:
+        """Ask the table, and decide by its noisy answers."""
+        options, survey, z_prior, prior, near = search
+        cut, rho = survey.cut, _rho(self._ledger.plan.kinds)
         frame, rounds = locate(survey, near, self._draw_for, options, rho)
         found = check(survey, frame, rounds[-1], self._draw_for)
-        mode = options.mode or self._choose(found, rounds[-1], options.reserve * rho, power)
+        mode = options.mode or self._choose(found, rounds[-1], options.reserve * rho, survey.power)
         self._ledger.assign(RESERVE, self._spend(mode, options))
         surrogate, bounds = None, rounds[-1].bounds
         if mode != "walk":
@@ -258,10 +268,9 @@ class PreparedKernel(DPKernel):
         slope, step = self._proposals(mode, survey, frame, bounds) if mode != "surrogate" else (None, 1.0)
         start, covariance = start_near(cut, frame, surrogate, z_prior)
         distance = None if surrogate is None else distance_to_mode(surrogate, prior)
-        prepared = Prepared(mode, found, cut.names, frame, surrogate, bounds, slope, start, covariance, step, distance)
         if distance is not None and distance > FAR and not options.force:
             warnings.warn(f"the posterior may be off: {_far(distance)}", RuntimeWarning, stacklevel=2)
-        return self._make_chain(prepared, cut, separated, args, kwargs)
+        return Prepared(mode, found, cut.names, frame, surrogate, bounds, slope, start, covariance, step, distance)
 
     def _make_chain(self, prepared: Prepared, cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict) -> Chain:
         power = self._power(separated.num_rows)
@@ -402,8 +411,24 @@ class PreparedKernel(DPKernel):
         return super().__getstate__() | {"_chain": None, "_public": None}
 
 
+class _Search(NamedTuple):
+    """A preparation before it starts.
+
+    :ivar z_prior, prior: in unconstrained parameters, and in the cut's coordinates.
+    :ivar near: where to start, in the latter.
+    """
+
+    options: Preparation
+    survey: Survey
+    z_prior: NormalPrior
+    prior: NormalPrior
+    near: NormalPrior
+
+
 def _cut_of_units(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
     cut = find_cut(separated.of_rows, args, kwargs)
+    if separated.of_rows is separated:
+        return cut
     drawn = cut.drawn_log_density
     return dataclasses.replace(
         cut,

@@ -40,7 +40,7 @@ class Survey:
 
     def __init__(self, target: PrivateTarget, cut: Cut):
         self._target = target
-        self._cut = cut
+        self.cut = cut
         self.size = cut.size
         self.power = target.power
         self.num_rows = target.num_rows
@@ -60,7 +60,7 @@ class Survey:
         frame = Frame(np.zeros(self.size, self.dtype), np.eye(self.size, dtype=self.dtype))
         row = tuple(jax.ShapeDtypeStruct((1, *part.shape[1:]), part.dtype) for part in self._target.rows)
         try:
-            jax.eval_shape(lambda frame, row: row_derivatives(self._cut, frame, row), frame, row)
+            jax.eval_shape(lambda frame, row: row_derivatives(self.cut, frame, row), frame, row)
         except Exception as error:
             raise UnsupportedModelError(
                 [
@@ -85,7 +85,7 @@ class Survey:
     @property
     def centres(self) -> bool:
         """Whether `derivatives` can be centred: the model tells how rows come about, and a row's place is public."""
-        return self._cut.drawn_log_density is not None and self._target.has_public_places
+        return self.cut.drawn_log_density is not None and self._target.has_public_places
 
     def derivatives(
         self, draws: tuple[Draw, Draw], frame: Frame, bounds: np.ndarray, centred: bool = False
@@ -168,7 +168,7 @@ class Survey:
 
     def _find_bounds(self, rows, draws, frame, counts, settings, smallest, thresholds) -> jax.Array:
         def norms(row: tuple) -> jax.Array:
-            return jnp.stack([jnp.linalg.norm(x) for x in row_derivatives(self._cut, frame, row)])
+            return jnp.stack([jnp.linalg.norm(x) for x in row_derivatives(self.cut, frame, row)])
 
         return self._target.on(rows).find_bounds(
             draws, norms, _join(counts, settings), smallest, thresholds, self.size**2
@@ -180,14 +180,14 @@ class Survey:
         weights = jnp.asarray(np.where(rows_ == columns, 1, np.sqrt(2)), self.dtype)  # the vector has the matrix's norm
 
         def gradient(row: tuple) -> jax.Array:
-            return row_gradient(self._cut, frame, row)
+            return row_gradient(self.cut, frame, row)
 
         def centred_at(numbered: tuple) -> jax.Array:
             *row, number = numbered
-            return centred_gradient(self._cut, frame, bounds[0], tuple(row), number[0])
+            return centred_gradient(self.cut, frame, bounds[0], tuple(row), number[0])
 
         def hessian(row: tuple) -> jax.Array:
-            return row_derivatives(self._cut, frame, row)[1][rows_, columns] * weights
+            return row_derivatives(self.cut, frame, row)[1][rows_, columns] * weights
 
         if centred:
             numbered = target.on((*rows, jnp.arange(rows[0].shape[0])))
@@ -198,7 +198,7 @@ class Survey:
         return self._tempered(first), self._tempered(second)
 
     def _sum_gains(self, rows, draw, start, ends, bounds) -> Released:
-        density = self._cut.row_log_density
+        density = self.cut.row_log_density
 
         def rise(row: tuple) -> jax.Array:
             rises = (jax.vmap(lambda end: density(end, row))(ends) - density(start, row)) / bounds
@@ -208,7 +208,7 @@ class Survey:
         return self._tempered(self._target.on(rows).release_sum(draw, rise, largest, ends.size))
 
     def _find_residual_bound(self, rows, draws, frame, counts, settings, bounds, points, smallest, thr) -> jax.Array:
-        residual = row_residual(self._cut, frame, bounds)
+        residual = row_residual(self.cut, frame, bounds)
 
         def norm(row: tuple) -> jax.Array:
             return jnp.linalg.norm(residual(points, row))[None]
@@ -217,7 +217,7 @@ class Survey:
         return self._target.on(rows).find_bounds(draws, norm, _join(counts, settings), smallest, thr, width)[0]
 
     def _sum_residuals(self, rows, draw, frame, bounds, points, bound) -> Released:
-        residual = row_residual(self._cut, frame, bounds)
+        residual = row_residual(self.cut, frame, bounds)
         width = self.size**2 + points.size
         return self._tempered(self._target.on(rows).release_sum(draw, lambda row: residual(points, row), bound, width))
 
@@ -228,10 +228,10 @@ class Survey:
             measure = distance
 
             def values(points: jax.Array, row: tuple) -> jax.Array:
-                return jax.vmap(lambda u: self._cut.row_log_density(frame.at(u), row))(points)
+                return jax.vmap(lambda u: self.cut.row_log_density(frame.at(u), row))(points)
 
         else:
-            measure, values = residual_distance, row_residual(self._cut, frame, bounds)
+            measure, values = residual_distance, row_residual(self.cut, frame, bounds)
         distances = jax.vmap(measure)(pairs[:, 0], pairs[:, 1])
 
         def root_mean_square(row: tuple) -> jax.Array:
