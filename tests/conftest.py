@@ -35,6 +35,16 @@ def _programs_are_forgotten():
         gc.collect()
 
 
+@pytest.fixture(autouse=True)
+def _programs_are_compiled_quickly(request):
+    """Two thirds of the time of an everyday test is the compiler's, and a third of that goes without most of its work.
+
+    Slow tests run longer than they compile. They, and those about the last bit, have programs as users have them.
+    """
+    as_users = any(request.node.get_closest_marker(mark) for mark in ("slow", "optimized"))
+    jax.config.update("jax_disable_most_optimizations", not as_users)
+
+
 _separated: dict = {}
 
 
@@ -74,7 +84,13 @@ def shared_surveys(monkeypatch):
         return _cuts[key][1]
 
     def survey(of, cut):
-        key = (id(cut), of._relation, of.power, target.clipped_sum)  # tests replace the last one
+        key = (
+            id(cut),
+            of._relation,
+            of.power,
+            target.clipped_sum,
+            jax.config.jax_disable_most_optimizations,
+        )  # tests replace the last one
         if key not in _surveys:
             _surveys[key] = original_survey(of, cut)
         _surveys[key]._target = of

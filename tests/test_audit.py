@@ -44,6 +44,8 @@ from numpyro_dp.ledger import Ledger, Releases
 from numpyro_dp.mechanisms import Gaussian, PoissonGaussian
 from numpyro_dp.noise import NoiseSource
 
+pytestmark = pytest.mark.optimized
+
 DELTA = 0.05
 ERROR = 1e-5
 """Probability that a bound in one direction is wrong."""

@@ -23,6 +23,8 @@ from numpyro_dp.noise import NoiseSource
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.subsampling import PoissonBatches
 
+pytestmark = pytest.mark.optimized
+
 DELTA = 0.05
 CONFIDENCE = 1 - 1e-5
 FAR, NOTHING = 1e6, np.nan  # rows of NaN contribute nothing

@@ -19,6 +19,8 @@ from numpyro_dp.clipping import (
 )
 from numpyro_dp.noise import in_real_units, release
 
+pytestmark = pytest.mark.optimized
+
 HOSTILE = [0.0, -0.0, 1e-45, 1e-30, 0.5, -3.0, 1e6, -1e30, 3e38, np.inf, -np.inf, np.nan]
 
 

@@ -22,6 +22,8 @@ from numpyro_dp.noise import (
     standard_normal,
 )
 
+pytestmark = pytest.mark.optimized
+
 
 def draw_many(source, count, noise_multiplier, relation="replace_one"):
     high, low = source.draw((count,), Gaussian(noise_multiplier), relation, b"nonce")

@@ -37,6 +37,8 @@ from numpyro_dp.kernels.barker_correction import Correction, ExponentialCorrecti
 from numpyro_dp.kernels.target import Draw, PrivateTarget, Released
 from numpyro_dp.noise import GridNoise
 
+pytestmark = pytest.mark.optimized
+
 
 @pytest.fixture
 def fast_callbacks(monkeypatch):

@@ -25,6 +25,8 @@ from numpyro_dp.kernels.target import Draw, Grid, PrivateTarget
 from numpyro_dp.noise import GridNoise
 from numpyro_dp.preparation import LINE
 
+pytestmark = pytest.mark.optimized
+
 M = 3
 RELATIONS = ("replace_one", "add_or_remove_one")
 POWER = 0.4

@@ -246,6 +246,7 @@ def program():
     return sums
 
 
+@pytest.mark.optimized
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 19), st.lists(hostile, min_size=10, max_size=10), st.floats(0.01, 10))
 def test_replacing_all_rows_of_a_unit_moves_a_clipped_sum_by_its_sensitivity_at_most(who, values, bound):
@@ -259,6 +260,7 @@ def test_replacing_all_rows_of_a_unit_moves_a_clipped_sum_by_its_sensitivity_at_
         assert np.linalg.norm((first - second).astype(float)) <= 2 * GRID
 
 
+@pytest.mark.optimized
 @settings(deadline=None, max_examples=25)
 @given(
     st.integers(0, 19),
