@@ -346,8 +346,8 @@ def final_release(
     options: Preparation,
     rho: float,
     may_centre: bool,
-) -> tuple[Surrogate, np.ndarray]:
-    """The surrogate and the clip bounds of its derivatives: released once more, with `rho`.
+) -> tuple[Surrogate, Round]:
+    """The surrogate, and the derivatives that were released once more for it, with `rho`.
 
     :param last: clip bounds of the last round.
     :param earlier: rounds whose derivatives are combined with the new ones.
@@ -360,7 +360,7 @@ def final_release(
     centred = may_centre and _centred(survey, bounds, gradient * rho)
     bounds = bounds if centred else bounds * _ROOM
     here = _derivatives(survey, ask, frame, bounds, ("final gradient", "final curvature"), 0, centred)
-    return combine(here, earlier), here.bounds
+    return combine(here, earlier), here
 
 
 COMBINED = 2

@@ -41,10 +41,14 @@ def _programs_are_compiled_quickly(request):
 
     Slow tests run longer than they compile. They, and those about the last bit, have programs as users have them.
     """
-    as_users = any(request.node.get_closest_marker(mark) for mark in ("slow", "optimized"))
-    jax.config.update("jax_disable_most_optimizations", not as_users)
+    quickly = not any(request.node.get_closest_marker(mark) for mark in ("slow", "optimized"))
+    if _compiled.setdefault("quickly", not quickly) != quickly:
+        _compiled["quickly"] = quickly
+        jax.config.update("jax_disable_most_optimizations", quickly)
+        _surveys.clear()
 
 
+_compiled: dict = {}
 _separated: dict = {}
 
 
@@ -84,13 +88,7 @@ def shared_surveys(monkeypatch):
         return _cuts[key][1]
 
     def survey(of, cut):
-        key = (
-            id(cut),
-            of._relation,
-            of.power,
-            target.clipped_sum,
-            jax.config.jax_disable_most_optimizations,
-        )  # tests replace the last one
+        key = (id(cut), of._relation, of.power, target.clipped_sum)  # tests replace the last one
         if key not in _surveys:
             _surveys[key] = original_survey(of, cut)
         _surveys[key]._target = of

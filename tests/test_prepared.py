@@ -320,6 +320,17 @@ def test_copies_of_a_prepared_kernel_keep_its_result_and_have_no_budget_of_their
     run(kernel)
 
 
+@pytest.mark.parametrize(("relation", "centred"), [("replace_one", True), ("add_or_remove_one", False)])
+def test_the_report_says_whether_gradients_were_centred(relation, centred):
+    """Then the posterior rests on what the model says about outcomes, beside their likelihood."""
+    kernel = surrogate(delta=1e-5, neighboring_relation=relation)
+    rows = np.tile(X, (20, 1)), np.tile(Y, 20)  # so many that a few may be clipped
+    run(kernel, table=rows)
+    assert kernel.prepared.centred == centred
+    said = "centred by those of outcomes drawn from the model" in " ".join(kernel.privacy.assumptions)
+    assert said == centred
+
+
 @pytest.mark.parametrize("table", [(np.full_like(X, np.nan), Y), (1e30 * X, Y)], ids=["nan", "huge"])
 @pytest.mark.parametrize(
     "make", [walk, pytest.param(residual, marks=pytest.mark.slow), pytest.param(surrogate, marks=pytest.mark.slow)]

@@ -53,6 +53,8 @@ class Prepared(NamedTuple):
     :ivar step: length of the proposals: in posterior standard deviations, or as an angle in mode "residual".
     :ivar distance: how far the surrogate's mode is from where the likelihood was expanded, in posterior standard
         deviations or, where that is larger, the noise's; see `numpyro_dp.preparation.distance_to_mode`. None in "walk".
+    :ivar centred: whether the rows' gradients, of which the surrogate's is made, were centred before the clip by those
+        of outcomes drawn from the model.
     """
 
     mode: str
@@ -66,6 +68,7 @@ class Prepared(NamedTuple):
     covariance: np.ndarray
     step: float
     distance: float | None = None
+    centred: bool = False
 
 
 class Chain(Algorithm):

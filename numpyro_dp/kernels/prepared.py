@@ -135,7 +135,14 @@ class PreparedKernel(DPKernel):
             "walk": "no row's log ratio is clipped",
         }
         known = "not known yet" if self._result is None else where[self._result.mode]
-        return f"clip bounds, coordinates and step sizes were found privately; the posterior is right where {known}"
+        centred = (
+            ". Clipped gradients are centred by those of outcomes drawn from the model: where the rows are not as the "
+            "model says, what the clip takes from them moves the posterior"
+        )
+        return (
+            f"clip bounds, coordinates and step sizes were found privately; the posterior is right where {known}"
+            f"{centred if self._result is not None and self._result.centred else ''}"
+        )
 
     def _describe_posterior(self) -> str:
         if self._preparation is None:
@@ -250,27 +257,40 @@ class PreparedKernel(DPKernel):
         found = check(survey, frame, rounds[-1], self._draw_for)
         mode = options.mode or self._choose(found, rounds[-1], options.reserve * rho, survey.power)
         self._ledger.assign(RESERVE, self._spend(mode, options))
-        surrogate, bounds = None, rounds[-1].bounds
+        surrogate, last = None, rounds[-1]
         if mode != "walk":
             final = _rho({kind: self._ledger.plan.kinds[kind] for kind in FINAL})
             # Residuals give back what the last clip has taken; they know nothing of those before, nor of centres.
             alone = mode == "residual"
-            surrogate, bounds = final_release(
+            surrogate, last = final_release(
                 survey,
                 frame,
-                rounds[-1].bounds,
+                last.bounds,
                 [] if alone else rounds[-COMBINED:],
                 self._draw_for,
                 options,
                 final,
                 not alone,
             )
-        slope, step = self._proposals(mode, survey, frame, bounds) if mode != "surrogate" else (None, 1.0)
+        slope, step = self._proposals(mode, survey, frame, last.bounds) if mode != "surrogate" else (None, 1.0)
         start, covariance = start_near(cut, frame, surrogate, z_prior)
         distance = None if surrogate is None else distance_to_mode(surrogate, prior)
         if distance is not None and distance > FAR and not options.force:
             warnings.warn(f"the posterior may be off: {_far(distance)}", RuntimeWarning, stacklevel=2)
-        return Prepared(mode, found, cut.names, frame, surrogate, bounds, slope, start, covariance, step, distance)
+        return Prepared(
+            mode,
+            found,
+            cut.names,
+            frame,
+            surrogate,
+            last.bounds,
+            slope,
+            start,
+            covariance,
+            step,
+            distance,
+            mode != "walk" and last.centred,
+        )
 
     def _make_chain(self, prepared: Prepared, cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict) -> Chain:
         power = self._power(separated.num_rows)
