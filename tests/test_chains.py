@@ -15,6 +15,7 @@ from scipy import stats
 
 import numpyro_dp.kernels.chains
 from numpyro_dp.cut import Cut
+from numpyro_dp.kernels.base import Step
 from numpyro_dp.kernels.chains import CHAINS, Prepared, residual_ratio
 from numpyro_dp.kernels.survey import Frame, Survey, distance, residual_distance, row_residual
 from numpyro_dp.kernels.target import Draw, Grant, PrivateTarget
@@ -199,7 +200,7 @@ def run(chain, power=1.0, multiplier=1.0, chains=CHAINS_RUN, steps=STEPS):
             )
             for kind in kinds
         }
-        return chain._transition(target, Grant(jnp.array(True), draws), key, jnp.array(0), z, None, carry)
+        return chain._transition(Step(target, Grant(jnp.array(True), draws), key, jnp.array(0), z, None, carry))
 
     z = jnp.asarray(exact_draws(grid, chains), jnp.result_type(float))
     key = jax.random.key(np.random.default_rng().integers(2**32))
@@ -346,7 +347,7 @@ def test_nuts_finds_the_surrogate_posterior_from_afar():
     def whole(key, z):
         def step(state, k):
             z, carry = state
-            found = chain._transition(None, grant, jax.random.fold_in(key, k), k, z, None, carry)
+            found = chain._transition(Step(None, grant, jax.random.fold_in(key, k), k, z, None, carry))
             return (found.z, found.carry), found.z
 
         return jax.lax.scan(step, (z, chain._init_carry(key, z)), jnp.arange(170))[1][-1]

@@ -42,9 +42,9 @@ from numpyro_dp.kernels.barker_correction import (
     exponential_correction,
     logistic_correction,
 )
-from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Transition, only
-from numpyro_dp.kernels.penalty import moving_components, random_walk_jump
-from numpyro_dp.kernels.target import Draw, Grant, PrivateTarget
+from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Step, Transition, only
+from numpyro_dp.kernels.random_walk import RandomWalk
+from numpyro_dp.kernels.target import Draw, PrivateTarget
 from numpyro_dp.mechanisms import BarkerBatch, LogisticBit, Mechanism
 from numpyro_dp.subsampling import AllRows, Batches, FixedBatches
 
@@ -58,7 +58,7 @@ LARGEST_BATCH_SHARE = 0.9
 """How much of the test's standard deviation a batch may bring at most."""
 
 
-class DPBarker(DPKernel):
+class DPBarker(RandomWalk, DPKernel):
     """Differentially private random-walk MCMC with Barker's test.
 
     **Formal guarantee.** All chains and all iterations, warmup and rejections included, are ``(eps, delta)``-DP under
@@ -117,9 +117,7 @@ class DPBarker(DPKernel):
             raise ValueError(f"correction must be one of {', '.join(map(repr, CORRECTIONS))}, got {correction!r}")
         if variance is not None and not 0 < variance < math.inf:
             raise ValueError(f"variance must be positive, got {variance}")
-        if guided and self._dense_mass and not one_component:
-            raise ValueError("the guided walk has a direction for each component: it needs a diagonal mass matrix")
-        self._one_component, self._guided = one_component, guided
+        self._set_walk(one_component, guided)
         self._variance = 2.0 if self._batched and variance is None else variance
         if self._owners is not None:
             raise ValueError(
@@ -133,9 +131,6 @@ class DPBarker(DPKernel):
         return isinstance(self._batches, FixedBatches)
 
     # -- What is released --------------------------------------------------------------------------------------------
-
-    def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
-        return {"ratio": num_iterations * num_chains}
 
     def _mechanisms(
         self, kind: str, noise_multiplier: float, num_rows: int, num_iterations: int
@@ -151,9 +146,6 @@ class DPBarker(DPKernel):
 
     def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"ratio": (1,)}
-
-    def _request(self, carry: Any) -> dict[str, jax.Array | int]:
-        return {"ratio": 1}
 
     def _row_bound(self, noise_multiplier: jax.Array, power: float, num_rows: int) -> jax.Array:
         """Bound on the change of one row's log density, before tempering, at which the noise is what was granted."""
@@ -189,41 +181,19 @@ class DPBarker(DPKernel):
 
     # -- The algorithm -----------------------------------------------------------------------------------------------
 
-    def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> jax.Array:
-        return random.rademacher(rng_key, z.shape, z.dtype)
-
-    def _transition(
-        self,
-        target: PrivateTarget,
-        grant: Grant,
-        rng_key: jax.Array,
-        i: jax.Array,
-        z: jax.Array,
-        adapt: Any,
-        carry: jax.Array,
-    ) -> Transition:
-        normal_key, component_key, accept_key = random.split(rng_key, 3)
-        draw = grant.first("ratio")
+    def _transition(self, step: Step) -> Transition:
+        jump, moves, accept_key = self._jump(step)
+        target, z, draw = step.target, step.z, step.grant.first("ratio")
         bound = self._row_bound(draw.noise_multiplier, target.power, target.num_rows) if draw.noise else math.inf
-        moves = moving_components(component_key, z.size, self._one_component)
-        direction = carry if self._guided else None
-        jump = adapt.step_size * random_walk_jump(normal_key, z.shape, adapt.inverse_mass_matrix, moves, direction)
         # Shortened, the jump is still symmetric, and its law the same at every z.
         reach = bound / self._clips["ratio"] if draw.noise else math.inf
         z_new = z + jump * jnp.minimum(1, reach / jnp.linalg.norm(jump))
         public = target.log_prior(z_new) - target.log_prior(z)
         bit = self._test(target, draw, accept_key, z, z_new, public, bound)
         accepted = bit & jnp.all(jnp.isfinite(z_new)) & ~jnp.isnan(public)
-        if self._guided:
-            carry = jnp.where(moves & ~accepted, -carry, carry)
         scale = math.pi / math.sqrt(3) if self._variance is None else math.sqrt(self._variance)
-        return Transition(
-            jnp.where(accepted, z_new, z),
-            accepted,
-            accepted.astype(z.dtype),
-            jnp.asarray(scale if draw.noise else 0.0, z.dtype),
-            carry,
-        )
+        noise = jnp.asarray(scale if draw.noise else 0.0, z.dtype)
+        return self._arrive(step, z_new, moves, accepted, accepted.astype(z.dtype), noise)
 
     def _test(
         self,

@@ -78,6 +78,27 @@ class DPState(NamedTuple):
     rng_key: Any
 
 
+class Step(NamedTuple):
+    """What one iteration of an algorithm starts from.
+
+    :ivar target: the one way to the rows.
+    :ivar grant: what may be released, and its noise.
+    :ivar rng_key: of public randomness.
+    :ivar i: iterations done.
+    :ivar z: flat, unconstrained.
+    :ivar adapt: step size and mass matrix, NumPyro's ``HMCAdaptState``.
+    :ivar carry: see `Transition`.
+    """
+
+    target: PrivateTarget
+    grant: Grant
+    rng_key: jax.Array
+    i: jax.Array
+    z: jax.Array
+    adapt: Any
+    carry: Any
+
+
 class Transition(NamedTuple):
     """What one iteration of an algorithm yields: the next point (flat, unconstrained) and what was released on it."""
 
@@ -183,17 +204,8 @@ class Algorithm(ABC):
         """What the algorithm carries along, at the start. Not from data."""
 
     @abstractmethod
-    def _transition(
-        self,
-        target: PrivateTarget,
-        grant: Grant,
-        rng_key: jax.Array,
-        i: jax.Array,
-        z: jax.Array,
-        adapt: Any,
-        carry: Any,
-    ) -> Transition:
-        """One iteration from the flat unconstrained point `z`."""
+    def _transition(self, step: Step) -> Transition:
+        """One iteration."""
 
 
 class DPKernel(MCMCKernel, Algorithm):
@@ -709,7 +721,8 @@ class DPKernel(MCMCKernel, Algorithm):
         grant = self._ask(nonce_key, state, target, separated.num_rows) if releases else Grant(jnp.array(True), {})
 
         def move() -> Transition:
-            return self._algorithm._transition(target, grant, move_key, state.i, z, state.adapt_state, state.carry)
+            start = Step(target, grant, move_key, state.i, z, state.adapt_state, state.carry)
+            return self._algorithm._transition(start)
 
         def stay() -> Transition:
             return Transition(

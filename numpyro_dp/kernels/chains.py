@@ -30,10 +30,10 @@ from jax import lax, random
 from numpyro.infer.hmc import hmc
 
 from numpyro_dp.cut import Cut
-from numpyro_dp.kernels.base import Algorithm, Transition
+from numpyro_dp.kernels.base import Algorithm, Step, Transition
 from numpyro_dp.kernels.penalty_test import accept_with_penalty
 from numpyro_dp.kernels.survey import Frame, distance, residual_distance, row_residual
-from numpyro_dp.kernels.target import Draw, Grant, PrivateTarget, Released
+from numpyro_dp.kernels.target import Draw, PrivateTarget, Released
 from numpyro_dp.preparation import Check
 from numpyro_dp.surrogate import Surrogate
 
@@ -133,17 +133,9 @@ class SurrogateChain(Chain):
     def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
         return self._start(rng_key, z)[0]
 
-    def _transition(
-        self,
-        target: PrivateTarget,
-        grant: Grant,
-        rng_key: jax.Array,
-        i: jax.Array,
-        z: jax.Array,
-        adapt: Any,
-        carry: Any,
-    ) -> Transition:
-        start_key, step_key, adapt_key = random.split(rng_key, 3)
+    def _transition(self, step: Step) -> Transition:
+        z, carry = step.z, step.carry
+        start_key, step_key, adapt_key = random.split(step.rng_key, 3)
         _, sample = self._start(start_key, z)  # NumPyro's step keeps what its start was told; the state is not used
         adapt_state = carry.adapt_state._replace(rng_key=adapt_key)
         state = sample(carry._replace(rng_key=step_key, adapt_state=adapt_state), (), {})
@@ -177,18 +169,9 @@ class ResidualChain(Chain):
     def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"residual": (1,)}
 
-    def _transition(
-        self,
-        target: PrivateTarget,
-        grant: Grant,
-        rng_key: jax.Array,
-        i: jax.Array,
-        z: jax.Array,
-        adapt: Any,
-        carry: Any,
-    ) -> Transition:
-        momentum_key, angle_key, accept_key = random.split(rng_key, 3)
-        prepared = self.prepared
+    def _transition(self, step: Step) -> Transition:
+        momentum_key, angle_key, accept_key = random.split(step.rng_key, 3)
+        prepared, z = self.prepared, step.z
         root = jnp.asarray(np.linalg.cholesky(prepared.covariance), z.dtype)
 
         def log_density(x: jax.Array) -> jax.Array:
@@ -196,28 +179,28 @@ class ResidualChain(Chain):
             return self._log_prior(at) + self._log_surrogate(self._u(at))
 
         angle = prepared.step * random.uniform(angle_key, (), z.dtype, 0.5, 1.0)
-        step = angle / self.num_steps
+        time = angle / self.num_steps
         momentum = random.normal(momentum_key, z.shape, z.dtype)
         gradient = jax.grad(log_density)
 
         def kick_drift(state: tuple, _: Any) -> tuple:
             x, p = state
-            p = p + step * gradient(x)
-            return (x + step * p, p), None
+            p = p + time * gradient(x)
+            return (x + time * p, p), None
 
         zero = jnp.zeros_like(z)
-        (x, p), _ = lax.scan(kick_drift, (zero + step / 2 * momentum, momentum), None, self.num_steps)
-        x = x - step / 2 * p
+        (x, p), _ = lax.scan(kick_drift, (zero + time / 2 * momentum, momentum), None, self.num_steps)
+        x = x - time / 2 * p
         z_new = z + root @ x
         u, u_new = self._u(z), self._u(z_new)
         slope = prepared.slope
         assert slope is not None
         released = residual_ratio(
-            target,
+            step.target,
             self._cut,
             prepared.frame,
             prepared.bounds,
-            grant.first("residual"),
+            step.grant.first("residual"),
             u,
             u_new,
             slope * residual_distance(u, u_new),
@@ -231,7 +214,7 @@ class ResidualChain(Chain):
         accepted, accept_prob, scale = accept_with_penalty(
             accept_key, self._power * released.value + public, self._power * released.scale, z_new
         )
-        return Transition(jnp.where(accepted, z_new, z), accepted, accept_prob, scale, carry)
+        return Transition(jnp.where(accepted, z_new, z), accepted, accept_prob, scale, step.carry)
 
 
 class WalkChain(Chain):
@@ -240,26 +223,19 @@ class WalkChain(Chain):
     def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"ratio": (1,)}
 
-    def _transition(
-        self,
-        target: PrivateTarget,
-        grant: Grant,
-        rng_key: jax.Array,
-        i: jax.Array,
-        z: jax.Array,
-        adapt: Any,
-        carry: Any,
-    ) -> Transition:
-        jump_key, accept_key = random.split(rng_key)
-        prepared = self.prepared
+    def _transition(self, step: Step) -> Transition:
+        jump_key, accept_key = random.split(step.rng_key)
+        target, z, prepared = step.target, step.z, self.prepared
         root = jnp.asarray(np.linalg.cholesky(prepared.covariance), z.dtype)
         z_new = z + prepared.step * root @ random.normal(jump_key, z.shape, z.dtype)
         slope = prepared.slope
         assert slope is not None
-        ratio, scale = target.log_ratio(grant.first("ratio"), z, z_new, slope * distance(self._u(z), self._u(z_new)))
+        ratio, scale = target.log_ratio(
+            step.grant.first("ratio"), z, z_new, slope * distance(self._u(z), self._u(z_new))
+        )
         public = self._log_prior(z_new) - self._log_prior(z)
         accepted, accept_prob, scale = accept_with_penalty(accept_key, ratio + public, scale, z_new)
-        return Transition(jnp.where(accepted, z_new, z), accepted, accept_prob, scale, carry)
+        return Transition(jnp.where(accepted, z_new, z), accepted, accept_prob, scale, step.carry)
 
 
 CHAINS: dict[str, type[Chain]] = {"surrogate": SurrogateChain, "residual": ResidualChain, "walk": WalkChain}

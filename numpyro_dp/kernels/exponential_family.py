@@ -24,17 +24,16 @@ from typing import Any, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import random
 
 from numpyro_dp.families import BoundFamily, ExponentialFamily, family_of
-from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Transition, only
-from numpyro_dp.kernels.penalty import moving_components, random_walk_jump
+from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Step, Transition, only
 from numpyro_dp.kernels.penalty_test import accept_with_penalty
-from numpyro_dp.kernels.target import Grant, PrivateTarget
+from numpyro_dp.kernels.random_walk import RandomWalk
+from numpyro_dp.kernels.target import PrivateTarget
 from numpyro_dp.model import SeparableModel
 
 
-class DPExponentialFamily(DPKernel):
+class DPExponentialFamily(RandomWalk, DPKernel):
     """Differentially private random-walk Metropolis on noisy sufficient statistics.
 
     **Formal guarantee.** All chains and all iterations, warmup and rejections included, are ``(eps, delta)``-DP under
@@ -78,14 +77,12 @@ class DPExponentialFamily(DPKernel):
         )
         if self._unit is not None:
             raise ValueError("sufficient statistics are bounded row by row: use another kernel with unit")
-        if guided and self._dense_mass and not one_component:
-            raise ValueError("the guided walk has a direction for each component: it needs a diagonal mass matrix")
         if hasattr(self._owners, "exchange") and not self._counts_rows:
             raise ValueError(
                 "how many rows the other owners have is not known here: give "
                 "neighboring_relation='add_or_remove_one', under which it is one of the noisy statistics"
             )
-        self._one_component, self._guided = one_component, guided
+        self._set_walk(one_component, guided)
         self._bounds, self._given_family = bounds, family
         self._family: BoundFamily | None = None
         self._public: list[Any] | None = None  # what the family was read off with
@@ -120,17 +117,10 @@ class DPExponentialFamily(DPKernel):
             raise RuntimeError("this kernel was not initialised: call `init` first, or use it in an MCMC")
         return self._family
 
-    def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
-        return {"statistics": num_iterations * num_chains}
+    _released = "statistics"
 
     def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"statistics": (1, self._known_family.size + self._counts_rows)}
-
-    def _request(self, carry: Any) -> dict[str, jax.Array | int]:
-        return {"statistics": 1}
-
-    def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> jax.Array:
-        return random.rademacher(rng_key, z.shape, z.dtype)
 
     def _describe_clip(self, kind: str) -> str:
         bounds = "" if self._bounds is None else f" of values in bounds {self._bounds}"
@@ -140,37 +130,23 @@ class DPExponentialFamily(DPKernel):
     def _describe_exactness(self) -> str:
         return "the posterior is exact for the table with its values moved into the bounds"
 
-    def _transition(
-        self,
-        target: PrivateTarget,
-        grant: Grant,
-        rng_key: jax.Array,
-        i: jax.Array,
-        z: jax.Array,
-        adapt: Any,
-        carry: jax.Array,
-    ) -> Transition:
-        normal_key, component_key, accept_key = random.split(rng_key, 3)
-        family = self._known_family
-        moves = moving_components(component_key, z.size, self._one_component)
-        direction = carry if self._guided else None
-        z_new = z + adapt.step_size * random_walk_jump(normal_key, z.shape, adapt.inverse_mass_matrix, moves, direction)
-        statistics, sd = target.statistics(grant.first("statistics"))
+    def _transition(self, step: Step) -> Transition:
+        jump, moves, accept_key = self._jump(step)
+        target, z, z_new, family = step.target, step.z, step.z + jump, self._known_family
+        statistics, sd = target.statistics(step.grant.first("statistics"))
         change, log_partition = family.change(z, z_new)
         if self._counts_rows:
             change = jnp.append(change, -log_partition / family.bound)
             log_ratio = change @ statistics
         else:
             log_ratio = change @ statistics - target.num_rows * log_partition
-        accepted, accept_prob, scale = accept_with_penalty(
+        decision = accept_with_penalty(
             accept_key,
             target.power * log_ratio + target.log_prior(z_new) - target.log_prior(z),
             target.power * sd * jnp.linalg.norm(change),
             z_new,
         )
-        if self._guided:
-            carry = jnp.where(moves & ~accepted, -carry, carry)
-        return Transition(jnp.where(accepted, z_new, z), accepted, accept_prob, scale, carry)
+        return self._arrive(step, z_new, moves, *decision)
 
     def __getstate__(self):
         return super().__getstate__() | {"_family": None, "_public": None}

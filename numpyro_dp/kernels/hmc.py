@@ -29,10 +29,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
-from numpyro_dp.kernels.base import MetropolisOptions, Transition, only
+from numpyro_dp.kernels.base import MetropolisOptions, Step, Transition, only
 from numpyro_dp.kernels.penalty_test import penalty_test
 from numpyro_dp.kernels.prepared import PreparedKernel, resolve_preparation, without_preparation
-from numpyro_dp.kernels.target import Draw, Grant, PrivateTarget
+from numpyro_dp.kernels.target import Draw
 from numpyro_dp.preparation import Preparation
 
 LEAPFROGS = ("position", "fresh", "reuse")
@@ -166,16 +166,8 @@ class DPHMC(PreparedKernel):
     def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> HMCCarry:
         return HMCCarry(random.bits(rng_key, dtype=jnp.uint32), jnp.zeros_like(z), jnp.array(False))
 
-    def _transition(
-        self,
-        target: PrivateTarget,
-        grant: Grant,
-        rng_key: jax.Array,
-        i: jax.Array,
-        z: jax.Array,
-        adapt: Any,
-        carry: HMCCarry,
-    ) -> Transition:
+    def _transition(self, step: Step) -> Transition:
+        target, grant, rng_key, i, z, adapt, carry = step
         momentum_key, accept_key = random.split(rng_key)
         step_size = adapt.step_size * self._step_factor(i, carry.jitter_shift)
         p = _multiply(adapt.mass_matrix_sqrt, random.normal(momentum_key, z.shape, z.dtype))

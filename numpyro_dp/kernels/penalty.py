@@ -30,44 +30,17 @@ the sampling variance is about 1 or below: temper the likelihood (`power`, `n0`)
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Unpack
 
-import jax
-import jax.numpy as jnp
-from jax import random
-
-from numpyro_dp.kernels.base import MetropolisOptions, Transition, only
+from numpyro_dp.kernels.base import MetropolisOptions, Step, Transition, only
 from numpyro_dp.kernels.penalty_test import penalty_test
 from numpyro_dp.kernels.prepared import PreparedKernel, resolve_preparation, without_preparation
-from numpyro_dp.kernels.target import Grant, PrivateTarget
+from numpyro_dp.kernels.random_walk import RandomWalk
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.subsampling import Batches, FixedBatches
 
 
-def random_walk_jump(
-    rng_key: jax.Array, shape: tuple[int, ...], covariance: jax.Array, moves: jax.Array, direction: jax.Array | None
-) -> jax.Array:
-    """A symmetric draw with the given covariance, of the components that move and, if guided, in their directions."""
-    normal = random.normal(rng_key, shape, covariance.dtype)
-    if direction is not None:
-        normal = direction * jnp.abs(normal)
-    if covariance.ndim == 1:
-        jump = jnp.sqrt(covariance) * normal
-    else:  # one component alone has its marginal variance
-        jump = jnp.where(
-            jnp.all(moves), jnp.linalg.cholesky(covariance) @ normal, jnp.sqrt(jnp.diagonal(covariance)) * normal
-        )
-    return jnp.where(moves, jump, 0)
-
-
-def moving_components(rng_key: jax.Array, size: int, one_component: bool) -> jax.Array:
-    """Which components a proposal moves: all, or one at random. Not from data."""
-    if not one_component:
-        return jnp.ones(size, dtype=bool)
-    return jnp.arange(size) == random.randint(rng_key, (), 0, size)
-
-
-class DPPenalty(PreparedKernel):
+class DPPenalty(RandomWalk, PreparedKernel):
     """Differentially private random-walk Metropolis with the penalty test.
 
     **Formal guarantee.** All chains and all iterations, warmup and rejections included, are ``(eps, delta)``-DP under
@@ -139,45 +112,21 @@ class DPPenalty(PreparedKernel):
         )
         if isinstance(self._batches, FixedBatches) and math.isinf(self._clips["ratio"]):
             raise ValueError("batches of a fixed size need a finite clip_ratio, also without privacy")
-        if guided and self._dense_mass and not one_component:
-            raise ValueError("the guided walk has a direction for each component: it needs a diagonal mass matrix")
-        self._one_component, self._guided = one_component, guided
-
-    def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
-        return {"ratio": num_iterations * num_chains}
+        self._set_walk(one_component, guided)
 
     def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"ratio": (1,)}
 
-    def _request(self, carry: Any) -> dict[str, jax.Array | int]:
-        return {"ratio": 1}
-
-    def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> jax.Array:
-        return random.rademacher(rng_key, z.shape, z.dtype)
-
-    def _transition(
-        self,
-        target: PrivateTarget,
-        grant: Grant,
-        rng_key: jax.Array,
-        i: jax.Array,
-        z: jax.Array,
-        adapt: Any,
-        carry: jax.Array,
-    ) -> Transition:
-        normal_key, component_key, accept_key = random.split(rng_key, 3)
-        moves = moving_components(component_key, z.size, self._one_component)
-        direction = carry if self._guided else None
-        z_new = z + adapt.step_size * random_walk_jump(normal_key, z.shape, adapt.inverse_mass_matrix, moves, direction)
-        accepted, accept_prob, scale = penalty_test(
-            target,
-            grant.first("ratio"),
+    def _transition(self, step: Step) -> Transition:
+        jump, moves, accept_key = self._jump(step)
+        z, z_new = step.z, step.z + jump
+        decision = penalty_test(
+            step.target,
+            step.grant.first("ratio"),
             accept_key,
             z,
             z_new,
-            target.log_prior(z_new) - target.log_prior(z),
+            step.target.log_prior(z_new) - step.target.log_prior(z),
             self._clips["ratio"],
         )
-        if self._guided:  # where a component moved and was rejected, it turns round; the others keep their direction
-            carry = jnp.where(moves & ~accepted, -carry, carry)
-        return Transition(jnp.where(accepted, z_new, z), accepted, accept_prob, scale, carry)
+        return self._arrive(step, z_new, moves, *decision)

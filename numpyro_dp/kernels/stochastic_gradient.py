@@ -26,8 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dp.clipping import OwnerIndex
-from numpyro_dp.kernels.base import DPKernel, KernelOptions, Transition, only
-from numpyro_dp.kernels.target import Draw, PrivateTarget, Released
+from numpyro_dp.kernels.base import DPKernel, KernelOptions, Step, Transition, only
+from numpyro_dp.kernels.target import Draw, Released
 from numpyro_dp.ledger import Plan
 from numpyro_dp.mechanisms import Mechanism
 from numpyro_dp.subsampling import AllRows, Batches
@@ -246,16 +246,8 @@ class StochasticGradientKernel(DPKernel):
     def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> Carry:
         return Carry(jnp.zeros((), z.dtype), self._init_dynamics(rng_key, z))
 
-    def _transition(
-        self,
-        target: PrivateTarget,
-        grant: Any,
-        rng_key: jax.Array,
-        i: jax.Array,
-        z: jax.Array,
-        adapt: Any,
-        carry: Carry,
-    ) -> Transition:
+    def _transition(self, step: Step) -> Transition:
+        target, grant, rng_key, i, z, adapt, carry = step
         scales = jnp.sqrt(adapt.inverse_mass_matrix)
         draws = grant.draws["grad"]
         multiplier = draws.noise_multiplier[0]
