@@ -37,11 +37,11 @@ def _programs_are_forgotten():
 
 @pytest.fixture(autouse=True)
 def _programs_are_compiled_quickly(request):
-    """Two thirds of the time of an everyday test is the compiler's, and a third of that goes without most of its work.
+    """Most of the time of most tests is the compiler's, and a third of it goes where its work is left out.
 
-    Slow tests run longer than they compile. They, and those about the last bit, have programs as users have them.
+    Tests that run for longer than they compile, and those about the last bit, have programs as users have them.
     """
-    quickly = not any(request.node.get_closest_marker(mark) for mark in ("slow", "optimized"))
+    quickly = request.node.get_closest_marker("optimized") is None
     if _compiled.setdefault("quickly", not quickly) != quickly:
         _compiled["quickly"] = quickly
         jax.config.update("jax_disable_most_optimizations", quickly)

@@ -26,6 +26,8 @@ from numpyro_dp.kernels.prepared import PreparedKernel
 from numpyro_dp.kernels.survey import Survey
 from numpyro_dp.preparation import Preparation
 
+pytestmark = pytest.mark.optimized
+
 N, D, REPETITIONS, POINTS = 20_000, 3, 300, 2000
 
 

@@ -23,6 +23,8 @@ from numpyro_dp.mechanisms import Gaussian
 from numpyro_dp.noise import GridNoise, NoiseSource
 from numpyro_dp.surrogate import Surrogate
 
+pytestmark = pytest.mark.optimized
+
 N = 60
 _rng = np.random.default_rng(0)
 X = _rng.normal(size=(N, 2)) * [1.0, 0.6]

@@ -14,6 +14,8 @@ from numpyro_dp import demo
 from numpyro_dp.accounting import gaussian_delta, gaussian_rho
 from numpyro_dp.plots import plot_posteriors
 
+pytestmark = pytest.mark.optimized
+
 ABSURD = [-np.inf, -1e300, -1.0, -0.0, 0.5, 10.0, 11.0, 1e300, np.inf, np.nan]
 
 

@@ -25,6 +25,8 @@ from numpyro_dp import (
 )
 from numpyro_dp.kernels.stochastic_gradient import added_noise
 
+pytestmark = pytest.mark.optimized
+
 N, CHAINS, STEPS = 60, 1500, 40
 Y = np.random.default_rng(0).normal(0.5, 1.0, N)
 PRECISION = 1 + N
