@@ -14,6 +14,7 @@ thousand times on a real one would cost a thousand times its eps, and none of it
 
 import dataclasses
 import math
+import pickle
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -175,9 +176,12 @@ class _Repeated(Ledger):
 
 def _repeat(kernel: DPKernel, table: tuple, run: _Run, trials: int) -> tuple[np.ndarray, Plan]:
     """What so many runs hand out, a row of numbers for each; and the plan of one of them."""
-    if isinstance(kernel, PreparedKernel) and kernel._preparation is not None:
-        return _repeat_preparations(kernel, table, run, trials)
-    return _repeat_chains(kernel, table, run, trials)
+    try:
+        if isinstance(kernel, PreparedKernel) and kernel._preparation is not None:
+            return _repeat_preparations(kernel, table, run, trials)
+        return _repeat_chains(kernel, table, run, trials)
+    finally:
+        kernel._ledger = pickle.loads(pickle.dumps(kernel._ledger))  # whoever kept the kernel has no noise without end
 
 
 def _repeat_chains(kernel: DPKernel, table: tuple, run: _Run, trials: int) -> tuple[np.ndarray, Plan]:

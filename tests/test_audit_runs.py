@@ -16,7 +16,19 @@ import pytest
 
 import numpyro_dp.clipping
 import numpyro_dp.noise
-from numpyro_dp import DPHMC, DPSGHMC, DPSGLD, DPSGNHT, AuditResult, DPBarker, DPExponentialFamily, DPPenalty, audit
+from numpyro_dp import (
+    DPHMC,
+    DPSGHMC,
+    DPSGLD,
+    DPSGNHT,
+    MCMC,
+    AuditResult,
+    DPBarker,
+    DPExponentialFamily,
+    DPPenalty,
+    PrivacyBudgetError,
+    audit,
+)
 from numpyro_dp.kernels.base import DPKernel
 from numpyro_dp.kernels.stochastic_gradient import StochasticGradientKernel
 from numpyro_dp.noise import NoiseSource
@@ -230,6 +242,16 @@ def test_the_same_noise_in_all_iterations_is_noticed(monkeypatch):
     assert run(make, *tables, **options).holds
     monkeypatch.setattr(NoiseSource, "draw", repeated)
     assert not run(make, *tables, **options).holds
+
+
+def test_a_kernel_that_was_audited_releases_nothing_any_more():
+    """It had more noise than its plan; somebody may have kept it."""
+    kept = []
+    run(lambda: kept.append(langevin()()) or kept[-1], trials=100)
+    assert len(kept) == 2
+    for kernel in kept:
+        with pytest.raises(PrivacyBudgetError, match="is a copy or was unpickled"):
+            MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False).run(jax.random.key(0), UP)
 
 
 @pytest.mark.parametrize(
