@@ -14,7 +14,6 @@ thousand times on a real one would cost a thousand times its eps, and none of it
 
 import dataclasses
 import math
-import pickle
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -181,7 +180,7 @@ def _repeat(kernel: DPKernel, table: tuple, run: _Run, trials: int) -> tuple[np.
             return _repeat_preparations(kernel, table, run, trials)
         return _repeat_chains(kernel, table, run, trials)
     finally:
-        kernel._ledger = pickle.loads(pickle.dumps(kernel._ledger))  # whoever kept the kernel has no noise without end
+        kernel._ledger._noise = None  # whoever has kept the kernel has no noise without end
 
 
 def _repeat_chains(kernel: DPKernel, table: tuple, run: _Run, trials: int) -> tuple[np.ndarray, Plan]:
