@@ -180,7 +180,9 @@ def _repeat(kernel: DPKernel, table: tuple, run: _Run, trials: int) -> tuple[np.
             return _repeat_preparations(kernel, table, run, trials)
         return _repeat_chains(kernel, table, run, trials)
     finally:
-        kernel._ledger._noise = None  # whoever has kept the kernel has no noise without end
+        if kernel._ledger.committed:  # whoever has kept the kernel has no noise without end
+            plan, kernel._ledger = kernel._ledger.plan, Ledger(None)
+            kernel._ledger.commit(plan)
 
 
 def _repeat_chains(kernel: DPKernel, table: tuple, run: _Run, trials: int) -> tuple[np.ndarray, Plan]:
