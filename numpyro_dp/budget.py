@@ -393,8 +393,8 @@ class PrivacyBudget:
             notice = (
                 f"{self.path} has no witness at {witness}: it was moved or copied, or the witness was deleted. Whether "
                 "the file was rolled back before now, nobody can tell, nor whether another copy of it is in use: what "
-                f"either of the two allows was promised once. It has {len(hashes) - 1} charges and claims. Be sure "
-                "that this is the only copy, and the newest"
+                f"either of the two allows was promised once. It has {len(hashes) - 1} line(s) of charges and claims. "
+                "Be sure that it is the only copy, and the newest"
             )
             self._notices.append((RuntimeWarning, notice))
             self._update_witness(identity, len(hashes), hashes[-1])

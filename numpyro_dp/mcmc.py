@@ -88,9 +88,8 @@ class MCMC(numpyro_mcmc.MCMC):
         :param budget: that the run was charged to, opened anew.
         :raises PrivacyBudgetError: if it was charged to no budget or to another one, or `noise_seed` was given.
         """
-        self.sampler.resume(budget)
+        start = self.sampler.resume(budget)
         if self.last_state is not None:
-            start = self.sampler.first_iteration_left()
             self.post_warmup_state = self.last_state._replace(i=jnp.maximum(self.last_state.i, start))
 
     def _compile(self, rng_key, *args, **options) -> None:

@@ -134,13 +134,18 @@ SHOWN_BY_OTHERS = re.compile(
     | test_kernels.py::test_copies_have_no_budget\[(copy|deepcopy)-penalty_prepared\]
     | test_kernels.py::test_the_budget_cannot_be_overrun_by_the_stock_mcmc\[(parallel|vectorized)-penalty_prepared\]
     | test_kernels.py::test_random_keys_are_never_reused\[penalty_prepared\]
-    | test_leaks.py::test_everything_released_is\w+\[(hmc_prepared|hmc_reuse|penalty_fixed|penalty_poisson|sghmc).*\]
-    | test_leaks.py::(test_pickles_hold_no_row\[hmc_reuse\]|test_also_in_the_stock_mcmc\[penalty_poisson\])
+    | test_kernels.py::test_(one_trace_for|every_chain_method|options_of_mcmc|copies_have)\w+\[(.*-)?penalty_prepared\]
+    | test_leaks.py::test_everything_released_is\w+\[(?!penalty-vectorized\])
+    | test_leaks.py::test_(pickles_hold_no_row|no_row_can_be_reached|also_in_the_stock_mcmc)\w*\[(?!penalty\])
+    | test_taint.py::test_everything_handed_out\w+\[(?!hmc\]|penalty\])
+    | test_owners_chain.py::
     | test_exponential_family.py::test_every_chain_method_gives_the_same_chains\[parallel\]
     | test_exponential_family.py::(test_it_runs_moves_and_spends\w+\[float64\]|test_the_number_of_passes_does_not)
-    | test_statistics.py::test_noise_leaves_the_exact_posterior_invariant_quick\[walk\]
-    | test_statistics.py::test_chains_of_models_with_latent_memberships\[sgld\]
+    | test_statistics.py::test_noise_leaves_the_exact_posterior_invariant_quick\[(?!hmc_position\])
+    | test_statistics.py::test_(chains_of_models_with_latent|latent_memberships_are|gaussian_noise_alone)
+    | test_statistics.py::test_(acceptance_tends_to_one|without_the_penalty)\w+\[(?!position\]|hmc\])
     | test_model.py::test_potential_is_that_of_numpyros_hmc\[(membership_marked|repeated_measures)\]
+    | test_model.py::test_prior_plus_rows_is_the_model\[\w+-float64\]
     | test_audit.py::test_one_iteration_costs_no_more_than_claimed_and_half_the_noise_is_noticed\[(family_add|hmc)\]
     | test_chains.py::test_noise_leaves_the_stated_target_invariant\[residual\]
     | test_cut.py::test_ordered_and_bounded_values_are_not_left

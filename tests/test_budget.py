@@ -428,7 +428,7 @@ def test_a_witness_that_is_missing_or_of_another_budget_is_named(path, tmp_path)
     PrivacyBudget(path, eps=2.0, delta=1e-6).charge(plan(1.0), "a")
     moved = tmp_path / "moved.budget"
     shutil.move(path, moved)
-    with pytest.warns(RuntimeWarning, match=r"has no witness at .* It says that 1 run\(s\) were charged"):
+    with pytest.warns(RuntimeWarning, match=r"has no witness at .* It has 1 line\(s\) of charges and claims"):
         PrivacyBudget(moved)
     PrivacyBudget(moved)  # now it has one
     PrivacyBudget(tmp_path / "third", eps=1.0, delta=1e-6, witness=tmp_path / "witness")

@@ -390,21 +390,17 @@ class DPKernel(MCMCKernel, Algorithm):
         """Do what has to be done once, before any chain starts; `init` does it otherwise. Here: nothing."""
         self._admit(model_args, model_kwargs)
 
-    def resume(self, budget: PrivacyBudget) -> None:
+    def resume(self, budget: PrivacyBudget) -> int:
         """Take up what is left of the budget of a kernel that was copied or pickled; see `numpyro_dp.MCMC.resume`.
 
         :param budget: that the run was charged to.
+        :return: the first iteration of a chain that can be made, where each has noise of its own; or 0.
         :raises PrivacyBudgetError: if it was not, or `noise_seed` was given, or owners in other processes go on, too.
         """
         if hasattr(self._owners, "exchange"):
-            raise PrivacyBudgetError(
-                "owners in separate processes cannot resume a run: nobody sees that all of them do"
-            )
+            raise PrivacyBudgetError("owners in separate processes cannot resume a run: nobody sees whether all do")
         self._ledger.resume(budget)
         self._budget = budget
-
-    def first_iteration_left(self) -> int:
-        """From which iteration of a chain on a resumed run can go on, where the noise changes over time; or 0."""
         return self._ledger.first_iteration_left()
 
     def settle(self) -> None:
