@@ -135,7 +135,7 @@ SHOWN_BY_OTHERS = re.compile(
     | test_kernels.py::test_the_budget_cannot_be_overrun_by_the_stock_mcmc\[(parallel|vectorized)-penalty_prepared\]
     | test_kernels.py::test_random_keys_are_never_reused\[penalty_prepared\]
     | test_kernels.py::test_(one_trace_for|every_chain_method|options_of_mcmc|copies_have)\w+\[(.*-)?penalty_prepared\]
-    | test_leaks.py::test_everything_released_is\w+\[(?!penalty-vectorized\])
+    | test_leaks.py::test_everything_released_is\w+\[(?!penalty-)
     | test_leaks.py::test_(pickles_hold_no_row|no_row_can_be_reached|also_in_the_stock_mcmc)\w*\[(?!penalty\])
     | test_taint.py::test_everything_handed_out\w+\[(?!hmc\]|penalty\])
     | test_owners_chain.py::

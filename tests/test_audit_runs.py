@@ -136,10 +136,10 @@ def prepared(mode="surrogate"):
     return DPHMC(model, eps=2.0, delta=DELTA, prepare=Preparation(mode=mode, force=True))
 
 
-def audit_of_preparations():
+def audit_of_preparations(trials=400):
     rows = np.random.default_rng(0).normal(size=3000).astype(np.float32)
     one, other = (np.append(rows, np.float32(far)) for far in (1e4, -1e4))
-    return run(prepared, one, other, trials=500)
+    return run(prepared, one, other, trials=trials)
 
 
 @pytest.mark.slow
@@ -152,9 +152,9 @@ def test_a_whole_preparation_stays_below_its_claim():
 
 @pytest.mark.slow
 def test_less_noise_in_a_preparation_is_noticed(monkeypatch):
-    """A third of it: half of it would take 1500 runs at this confidence."""
-    monkeypatch.setattr(NoiseSource, "draw", noise_divided_by(3))
-    assert not audit_of_preparations().holds
+    """A quarter of it: half of it would take 1500 runs at this confidence."""
+    monkeypatch.setattr(NoiseSource, "draw", noise_divided_by(4))
+    assert not audit_of_preparations(trials=250).holds
 
 
 def test_chains_that_a_preparation_chooses_are_not_audited_with_it():

@@ -150,21 +150,12 @@ def assert_same(first, second, path=""):
             np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=path)
 
 
-# The others, with more of what is reachable and all options, are the matter of `test_taint`.
-EVERYDAY = [("penalty", "vectorized"), ("penalty_prepared", "vectorized"), ("hmc", "parallel")]
-
-
+# All kernels, options and chain methods, and more of what is reachable, are the matter of `test_taint`.
 @pytest.mark.parametrize(
-    ("make", "chain_method"),
-    [
-        pytest.param(make, method, id=f"{name}-{method}", marks=() if (name, method) in EVERYDAY else pytest.mark.slow)
-        for name, make in KERNELS.items()
-        for method in ("sequential", "vectorized", "parallel")
-        if (name, method) not in (("hmc_unit", "sequential"), ("hmc_unit", "parallel"))
-    ],
+    ("name", "chain_method"), [("penalty", "vectorized"), ("penalty_prepared", "vectorized"), ("hmc", "parallel")]
 )
-def test_everything_released_is_the_same_for_any_table(make, chain_method, constant_sums):
-    first, second = (run(make, table, stock=False, chain_method=chain_method)[0] for table in tables())
+def test_everything_released_is_the_same_for_any_table(name, chain_method, constant_sums):
+    first, second = (run(KERNELS[name], table, stock=False, chain_method=chain_method)[0] for table in tables())
     assert_same(first, second)
     assert set(first["samples"]) == {"a", "b", "contrast"}
     assert set(first["from_numpyro"]) <= {"posterior", "sample_stats"}
