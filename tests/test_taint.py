@@ -1619,7 +1619,12 @@ def test_nothing_of_ours_keeps_the_table_alive(name, stubbed):
     assert made.left["mcmc"].get_samples()
 
 
-@pytest.mark.xfail(reason="NumPyro validates a covariate that is not finite", raises=ValueError, strict=True)
+@pytest.mark.xfail(
+    not numpyro.__version__.startswith("0.21"),
+    reason="since 0.22 NumPyro validates a covariate that is not finite",
+    raises=ValueError,
+    strict=True,
+)
 def test_the_released_model_runs_on_any_table():
     """As ArviZ runs it on what the stock `MCMC` keeps; `numpyro_dp.MCMC` keeps placeholders."""
     kernel = DPPenalty(line, eps=3.0, prepare=False)
