@@ -15,9 +15,11 @@ import pytest
 import numpyro_dp.kernels.target
 from numpyro_dp import DPHMC, MCMC, DPPenalty, PrivacyBudgetError
 from numpyro_dp.clipping import ClippedSum
+from numpyro_dp.kernels import prepared
+from numpyro_dp.kernels.prepared import _doubts
 from numpyro_dp.kernels.survey import Survey
 from numpyro_dp.noise import sensitivity_steps
-from numpyro_dp.preparation import Preparation
+from numpyro_dp.preparation import Check, Preparation
 
 pytestmark = pytest.mark.usefixtures("shared_surveys")
 
@@ -318,6 +320,34 @@ def test_copies_of_a_prepared_kernel_keep_its_result_and_have_no_budget_of_their
         run(twin)
     assert made(kernel) == before
     run(kernel)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"check": Check(0.5, 0.05), "distance": 1.0}, "found to be 0.5 from the quadratic"),
+        ({"check": Check(0.01, 0.01), "distance": 7.0}, "has its mode 7.0 times as far"),
+        ({"check": Check(0.5, 0.2), "distance": 5.0}, None),  # by the noise of the check it may be nothing
+        ({"check": Check(0.5, 0.05), "distance": 5.0, "mode": "residual"}, None),  # a test makes up for it
+    ],
+)
+def test_a_posterior_that_may_be_off_says_so(changes, message):
+    """By warning and in the report: where the quadratic is known not to be good enough, and nothing better is paid."""
+    kernel = surrogate(num_iterations=4)
+    kernel.prepare(X, y=Y)
+    kernel._result = kernel.prepared._replace(**changes)
+    (said,) = _doubts(kernel.prepared) or (None,)
+    assert said == message or message in said
+    assert ("may be off" in kernel.privacy.posterior) == (message is not None)
+
+
+def test_a_warning_is_given_once_the_search_has_ended(monkeypatch):
+    kernel = DPHMC(model, eps=20.0, prepare=Preparation(mode="surrogate"))
+    monkeypatch.setattr(prepared, "check", lambda *args: Check(0.9, 0.01))
+    monkeypatch.setattr(prepared, "require_hope", lambda *args: None)
+    kernel.require_budget(4, 1, (X,), {"y": Y}, 4)
+    with pytest.warns(RuntimeWarning, match="the posterior may be off: within a posterior's width"):
+        kernel.prepare(X, y=Y)
 
 
 @pytest.mark.parametrize(("relation", "centred"), [("replace_one", True), ("add_or_remove_one", False)])

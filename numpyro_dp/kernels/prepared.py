@@ -58,6 +58,8 @@ FAR = 6.0
 """Distance of the surrogate's mode above which a warning is due."""
 QUADRATIC = 0.15
 """Spread of the residuals, in log density, below which nothing is better than a quadratic."""
+CURVED = 0.25
+"""Spread above which a warning is due where nothing better than a quadratic can be paid for."""
 
 
 _OTHER_PUBLIC = (
@@ -163,9 +165,7 @@ class PreparedKernel(DPKernel):
                 f". By the check, the log likelihood is {result.check.spread:.2g} from a quadratic (noise of the check "
                 f"{result.check.scale:.1g})"
             )
-        if result.distance is not None and result.distance > FAR:
-            found += f". It may be off: {_far(result.distance)}"
-        return found
+        return ". It may be off: ".join([found, *_doubts(result)])
 
     # -- The preparation ---------------------------------------------------------------------------------------------
 
@@ -275,9 +275,7 @@ class PreparedKernel(DPKernel):
         slope, step = self._proposals(mode, survey, frame, last.bounds) if mode != "surrogate" else (None, 1.0)
         start, covariance = start_near(cut, frame, surrogate, z_prior)
         distance = None if surrogate is None else distance_to_mode(surrogate, prior)
-        if distance is not None and distance > FAR and not options.force:
-            warnings.warn(f"the posterior may be off: {_far(distance)}", RuntimeWarning, stacklevel=2)
-        return Prepared(
+        prepared = Prepared(
             mode,
             found,
             cut.names,
@@ -291,6 +289,9 @@ class PreparedKernel(DPKernel):
             distance,
             mode != "walk" and last.centred,
         )
+        for doubt in () if options.force else _doubts(prepared):
+            warnings.warn(f"the posterior may be off: {doubt}", RuntimeWarning, stacklevel=2)
+        return prepared
 
     def _make_chain(self, prepared: Prepared, cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict) -> Chain:
         power = self._power(separated.num_rows)
@@ -479,12 +480,22 @@ class _Scaled:
         return tuple(Gaussian(noise_multiplier * r) for r in self.relative)
 
 
-def _far(distance: float) -> str:
-    return (
-        f"the released likelihood has its mode {distance:.1f} times as far from where it was expanded as its noise "
-        "explains, and a quadratic may not reach so far. A larger eps, a public start and scales (`Preparation`), or "
-        "fewer parameters would help"
-    )
+def _doubts(result: Prepared) -> list[str]:
+    """Why the posterior may be off, by released numbers."""
+    doubts, check = [], result.check
+    if result.distance is not None and result.distance > FAR:
+        doubts.append(
+            f"the released likelihood has its mode {result.distance:.1f} times as far from where it was expanded as "
+            "its noise explains, and a quadratic may not reach so far. A larger eps, a public start and scales "
+            "(`Preparation`), or fewer parameters would help"
+        )
+    if result.mode == "surrogate" and check is not None and check.spread - 2 * check.scale > CURVED:
+        doubts.append(
+            f"within a posterior's width the log likelihood was found to be {check.spread:.2g} from the quadratic that "
+            "stands for it, and the budget pays for no chain that would make up for it. A larger eps, or parameters in "
+            "which the likelihood is closer to a normal one (degrees of freedom on a log scale, say), would help"
+        )
+    return doubts
 
 
 def _rho(kinds: Mapping[str, Releases]) -> float:
