@@ -761,6 +761,11 @@ def test_a_prepared_kernel_is_not_resumed_with_other_public_arguments(path, as_w
     resumed.run(resumed.last_state.rng_key, X, unit_of_y=as_what(1.0))
 
 
+class Unwilling:
+    def __reduce__(self):
+        raise RuntimeError("not to be pickled")
+
+
 def test_public_arguments_are_known_again_by_their_content():
     """Of arrays and scalars of any library, and of other objects; what cannot be compared is no match."""
     ones = (1.0, np.float32(1), np.ones(3), jax.numpy.ones(3), "a", None, jax.random.key(1), plan(1.0), X.dtype)
@@ -768,6 +773,7 @@ def test_public_arguments_are_known_again_by_their_content():
     for one, other in zip(ones, others, strict=True):
         assert _hash([one]) == _hash([copy.deepcopy(one)]) != _hash([other])
     assert _hash([1.0, lambda: 1]) is None
+    assert _hash([Unwilling()]) is None
 
 
 def persons(y, person):

@@ -513,7 +513,7 @@ def _hash(leaves: list) -> str | None:
             continue
         try:
             digest.update(pickle.dumps(leaf, protocol=5) + b"\0")
-        except (pickle.PicklingError, TypeError, AttributeError):
+        except Exception:  # of whatever kind: the preparation is paid for, and must not be lost over this
             return None
     return digest.hexdigest()
 
