@@ -346,8 +346,11 @@ def test_a_warning_is_given_once_the_search_has_ended(monkeypatch):
     monkeypatch.setattr(prepared, "check", lambda *args: Check(0.9, 0.01))
     monkeypatch.setattr(prepared, "require_hope", lambda *args: None)
     kernel.require_budget(4, 1, (X,), {"y": Y}, 4)
-    with pytest.warns(RuntimeWarning, match="the posterior may be off: within a posterior's width"):
-        kernel.prepare(X, y=Y)
+    with pytest.raises(RuntimeWarning, match="the posterior may be off: within a posterior's width"):
+        kernel.prepare(X, y=Y)  # here warnings are errors: what was paid for is not lost
+    before = made(kernel)
+    run(kernel)
+    assert made(kernel) == before
 
 
 @pytest.mark.parametrize(("relation", "centred"), [("replace_one", True), ("add_or_remove_one", False)])

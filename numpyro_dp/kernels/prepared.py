@@ -219,6 +219,9 @@ class PreparedKernel(DPKernel):
             self._result = prepared
             self._public = self._public_leaves(model_args, model_kwargs)
             self._public_hash = _hash(self._public)
+            # Now that what was paid for is kept: a warning may be an error.
+            for doubt in () if search.options.force else _doubts(prepared):
+                warnings.warn(f"the posterior may be off: {doubt}", RuntimeWarning, stacklevel=2)
         self._chain.num_warmup = getattr(self, "_num_warmup", 0)
 
     def _settings(self) -> list[tuple[str, Any]]:
@@ -275,7 +278,7 @@ class PreparedKernel(DPKernel):
         slope, step = self._proposals(mode, survey, frame, last.bounds) if mode != "surrogate" else (None, 1.0)
         start, covariance = start_near(cut, frame, surrogate, z_prior)
         distance = None if surrogate is None else distance_to_mode(surrogate, prior)
-        prepared = Prepared(
+        return Prepared(
             mode,
             found,
             cut.names,
@@ -289,9 +292,6 @@ class PreparedKernel(DPKernel):
             distance,
             mode != "walk" and last.centred,
         )
-        for doubt in () if options.force else _doubts(prepared):
-            warnings.warn(f"the posterior may be off: {doubt}", RuntimeWarning, stacklevel=2)
-        return prepared
 
     def _make_chain(self, prepared: Prepared, cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict) -> Chain:
         power = self._power(separated.num_rows)
