@@ -40,10 +40,8 @@ def table(rows: int, columns: int) -> tuple[jax.Array, jax.Array]:
 def stepper(kernel, X, y):
     """A function that runs `count` iterations in one compiled loop, and its state."""
     state = kernel.init(jax.random.key(0), 0, {"b": jnp.zeros(X.shape[1])}, (X, y), {})
-    loop = jax.jit(
-        lambda state, X, y, count: jax.lax.fori_loop(0, count, lambda _, s: kernel.sample(s, (X, y), {}), state)
-    )
-    return lambda count: jax.block_until_ready(loop(state, X, y, count))
+    loop = jax.jit(lambda state, count: jax.lax.fori_loop(0, count, lambda _, s: kernel.sample(s, (X, y), {}), state))
+    return lambda count: jax.block_until_ready(loop(state, count))
 
 
 def memory(field: str) -> float:

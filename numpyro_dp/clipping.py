@@ -6,10 +6,10 @@ that the floating-point program has (Mironov 2012 and Casacuberta et al. 2022 sh
 Rounding moves a row by at most half a step, ``bound / 2**24``.
 
 Rounding each entry of each row's vector takes longer than all the rest. Where neighbouring tables have all other rows
-*in the same places*, vectors are therefore added up in floating point within fixed blocks of `_SMALL_BLOCK` rows, and
+*in the same places*, vectors are therefore added up in floating point within fixed blocks of `SMALL_BLOCK` rows, and
 the blocks' sums are rounded and added as integers. A changed row then changes one block. There B contributions of norm
 at most R, added in any order, are off by at most ``B u / (1 - B u)`` times the sum of their norms, about ``B**2 u R``
-(Higham 2002, section 4.2; u the unit roundoff): four times that is kept free, a thousandth of the bound.
+(Higham 2002, section 4.2; u the unit roundoff): twice that is kept free, a 2000th of the bound.
 
 **Formal guarantee.** For every parameter value, and for rows of any content (NaN, infinity, 1e30), replacing one row
 changes a `ClippedSum` by at most ``2 * GRID`` steps in L2 norm, adding or removing one by at most ``GRID`` steps; one
@@ -45,8 +45,7 @@ _LIMB = 2**24  # a sum is hi * _LIMB + lo with 0 <= lo < _LIMB: exact in int32 f
 _CHUNK_ELEMENTS = 2**15  # rows are taken in chunks of about this many numbers, which bounds the memory
 _CHUNK_ROWS = (2**8, 2**17)
 _BLOCK = 128  # rows whose steps add up in int32: 128 * 2**23 = 2**30
-_SMALL_BLOCK = 64  # rows whose vectors add up in floating point
-_BLOCK_ROOM = 4 * _SMALL_BLOCK**2 * float(np.finfo(np.float32).eps) / 2  # for the rounding of such a sum, relative
+SMALL_BLOCK = 64  # rows whose vectors add up in floating point
 
 
 class ClippedSum(NamedTuple):
@@ -132,8 +131,8 @@ def clipped_sum(
             return (_sum_values(jnp.where(counts, values, 0), start),)
         if by_blocks:
             return _sum_by_blocks(values, bound, counted_here)
-        steps = (_scalar_steps if values.ndim == 1 else _vector_steps)(values, bound)
-        return _sum_steps(jnp.where(counts, steps, 0), _owners_of(start))
+        steps = (scalar_steps if values.ndim == 1 else _vector_steps)(values, bound)
+        return sum_steps(jnp.where(counts, steps, 0), _owners_of(start))
 
     def _owners_of(start: jax.Array) -> OwnerIndex | None:
         if owners is None:
@@ -150,8 +149,7 @@ def clipped_sum(
         part = chunk_sum(jnp.minimum(counted, num_rows - chunk), counted)
         if not clip:
             return (total[0] + part[0],)
-        lo = total[1] + part[1]
-        return total[0] + part[0] + (lo >> 24), lo & (_LIMB - 1)
+        return add_sums(total, part)
 
     shape = result.shape if owners is None else (owners.num_owners, *result.shape)
     zero = jnp.zeros(shape, jnp.int32 if clip else dtype)
@@ -182,12 +180,11 @@ def clipped_moments(
     size = rows[0].shape[0]
     values = jax.vmap(per_row)(tuple(row[:, None] for row in rows))
     dtype = jnp.promote_types(values.dtype, jnp.float32)
-    steps = (_scalar_steps(lax.optimization_barrier(values.astype(dtype)), bound) + 2**7) >> 8  # rounded
+    steps = (scalar_steps(lax.optimization_barrier(values.astype(dtype)), bound) + 2**7) >> 8  # rounded
 
     def exact_sum(terms: jax.Array) -> jax.Array:
         def add(k: jax.Array, total: tuple) -> tuple:
-            hi, lo = _sum_steps(lax.dynamic_slice_in_dim(padded, k * chunk, chunk))
-            return total[0] + hi + ((total[1] + lo) >> 24), (total[1] + lo) & (_LIMB - 1)
+            return add_sums(total, sum_steps(lax.dynamic_slice_in_dim(padded, k * chunk, chunk)))
 
         chunk = min(_CHUNK_ROWS[1], size)
         chunks = -(-size // chunk)
@@ -243,7 +240,7 @@ def _align(mask: jax.Array, values: jax.Array) -> jax.Array:
     return mask.reshape(mask.shape + (1,) * (values.ndim - 1))
 
 
-def _scalar_steps(values: jax.Array, bound: jax.Array | float) -> jax.Array:
+def scalar_steps(values: jax.Array, bound: jax.Array | float) -> jax.Array:
     """Clip to [-bound, bound], in steps; one row each."""
     steps = values * (GRID / bound)
     steps = jnp.where(jnp.isnan(steps), 0, jnp.clip(steps, -GRID, GRID))
@@ -269,21 +266,25 @@ def _sum_by_blocks(values: jax.Array, bound: jax.Array | float, counts: jax.Arra
     size, dimension = values.shape
     per_bound = 1 / jnp.asarray(bound, values.dtype)
     norm_squared = jnp.sum((values * per_bound) ** 2, -1)
-    radius = _radius(dimension, _BLOCK_ROOM)
+    radius = radius_by_blocks(dimension, SMALL_BLOCK)
     weights = jnp.minimum(GRID, radius * lax.rsqrt(norm_squared)) * per_bound
     weights = jnp.where(counts & jnp.isfinite(norm_squared) & jnp.isfinite(weights), weights, 0)
-    blocks = -(-size // _SMALL_BLOCK)
-    missing = blocks * _SMALL_BLOCK - size
-    weights = jnp.pad(weights, (0, missing)).reshape(blocks, 1, _SMALL_BLOCK)
-    vectors = jnp.pad(values, ((0, missing), (0, 0))).reshape(blocks, _SMALL_BLOCK, dimension)
+    blocks = -(-size // SMALL_BLOCK)
+    missing = blocks * SMALL_BLOCK - size
+    weights = jnp.pad(weights, (0, missing)).reshape(blocks, 1, SMALL_BLOCK)
+    vectors = jnp.pad(values, ((0, missing), (0, 0))).reshape(blocks, SMALL_BLOCK, dimension)
     sums = jnp.matmul(weights, vectors, precision=lax.Precision.HIGHEST)[:, 0]
-    steps = jnp.round(sums).astype(jnp.int32)  # at most 2**29
-    return _normalize(jnp.sum(steps >> 12, 0, jnp.int32), jnp.sum(steps & 4095, 0, jnp.int32))
+    return sum_in_limbs(jnp.round(sums).astype(jnp.int32))  # at most 2**29
 
 
 def _without_infinities(values: jax.Array) -> jax.Array:
     """Numbers so large that their squares overflow in the place of infinities and NaN: 0 times them is 0."""
     return jnp.where(jnp.isfinite(values), values, jnp.finfo(values.dtype).max / 4)
+
+
+def radius_by_blocks(dimension: int, block: int) -> float:
+    """`_radius` for vectors that are added up by blocks of so many rows."""
+    return _radius(dimension, 2 * block**2 * float(np.finfo(np.float32).eps) / 2)
 
 
 def _radius(dimension: int, room: float) -> float:
@@ -301,18 +302,32 @@ def _radius(dimension: int, room: float) -> float:
     return radius
 
 
-def _sum_steps(steps: jax.Array, owners: OwnerIndex | None = None) -> tuple[jax.Array, jax.Array]:
+def sum_steps(steps: jax.Array, owners: OwnerIndex | None = None) -> tuple[jax.Array, jax.Array]:
     """Exact sum over the leading axis (at most 2**17 rows of at most `GRID` steps), in int32 throughout."""
     if owners is not None:
         high = jax.ops.segment_sum(steps >> 12, owners.of_row, owners.num_owners)
-        return _normalize(high, jax.ops.segment_sum(steps & 4095, owners.of_row, owners.num_owners))
+        return normalize(high, jax.ops.segment_sum(steps & 4095, owners.of_row, owners.num_owners))
     blocks = -(-steps.shape[0] // _BLOCK)
     padding = [(0, blocks * _BLOCK - steps.shape[0])] + [(0, 0)] * (steps.ndim - 1)
     in_blocks = jnp.sum(jnp.pad(steps, padding).reshape(blocks, _BLOCK, *steps.shape[1:]), 1, jnp.int32)
-    return _normalize(jnp.sum(in_blocks >> 12, 0, jnp.int32), jnp.sum(in_blocks & 4095, 0, jnp.int32))
+    return sum_in_limbs(in_blocks)
 
 
-def _normalize(high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
+def sum_in_limbs(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Exact sum over the leading axis of at most 2**19 integers of at most 2**30, as ``hi * 2**24 + lo``."""
+    high, middle, low = (jnp.sum(limb, 0, jnp.int32) for limb in (steps >> 22, (steps >> 11) & 2047, steps & 2047))
+    middle = middle + (low >> 11)
+    high = high + (middle >> 11)
+    return high >> 2, ((high & 3) << 22) + ((middle & 2047) << 11) + (low & 2047)
+
+
+def add_sums(one: tuple[jax.Array, jax.Array], other: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Of two sums in the form ``hi * 2**24 + lo``."""
+    lo = one[1] + other[1]
+    return one[0] + other[0] + (lo >> 24), lo & (_LIMB - 1)
+
+
+def normalize(high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
     """``high * 2**12 + low`` as ``hi * 2**24 + lo``."""
     lo = ((high & 4095) << 12) + (low & (_LIMB - 1))
     return (high >> 12) + (low >> 24) + (lo >> 24), lo & (_LIMB - 1)

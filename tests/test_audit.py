@@ -357,7 +357,7 @@ def test_owners_of_rows_against_one_another_and_against_the_rest_of_the_world(mo
 def test_rows_that_are_not_clipped_are_noticed(monkeypatch):
     monkeypatch.setattr(
         numpyro_dp.clipping,
-        "_scalar_steps",
+        "scalar_steps",
         lambda values, bound: jnp.round(jnp.nan_to_num(values * (numpyro_dp.clipping.GRID / bound))).astype(jnp.int32),
     )
     scenario = Scenario(penalty(1.1), table(10, NOTHING), table(-10, NOTHING))

@@ -175,7 +175,7 @@ def test_half_the_noise_is_noticed(monkeypatch):
 def test_a_clip_that_is_left_out_is_noticed(monkeypatch):
     monkeypatch.setattr(
         numpyro_dp.clipping,
-        "_scalar_steps",
+        "scalar_steps",
         lambda values, bound: jnp.round(jnp.nan_to_num(values * (numpyro_dp.clipping.GRID / bound))).astype(jnp.int32),
     )
     kernel = KERNELS["penalty"]

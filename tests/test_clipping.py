@@ -148,7 +148,7 @@ def test_chunks_bound_the_memory():
 
 
 def test_a_mutation_without_the_clip_is_caught(monkeypatch):
-    monkeypatch.setattr(numpyro_dp.clipping, "_scalar_steps", lambda v, b: jnp.round(v / b * GRID).astype(jnp.int32))
+    monkeypatch.setattr(numpyro_dp.clipping, "scalar_steps", lambda v, b: jnp.round(v / b * GRID).astype(jnp.int32))
     change = int(steps(scalar_sum([5.0], 1.0))) - int(steps(scalar_sum([-5.0], 1.0)))
     assert change > sensitivity_steps("replace_one")
 

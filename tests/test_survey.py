@@ -150,7 +150,7 @@ def test_derivatives_are_sums_of_the_rows_clipped_derivatives(bounds, power, x64
     survey = survey_of((X, Y), power=power)
     score, score_scale, hessian, scale = survey.derivatives((draw(M), draw(M * (M + 1) // 2)), FRAME, bounds)
     gradients, hessians = derivatives_by_hand(X, Y)
-    radii = [clipping._radius(width, clipping._BLOCK_ROOM) / clipping.GRID for width in (M, M * (M + 1) // 2)]
+    radii = [clipping.radius_by_blocks(width, clipping.SMALL_BLOCK) / clipping.GRID for width in (M, M * (M + 1) // 2)]
     gradients, hessians = (clipped(x, b * r) for x, b, r in zip((gradients, hessians), bounds, radii, strict=True))
     np.testing.assert_allclose(score, power * gradients.sum(0), rtol=1e-4, atol=1e-3)
     np.testing.assert_allclose(hessian, power * hessians.sum(0), rtol=1e-4, atol=1e-3)
@@ -169,7 +169,7 @@ def test_the_packed_hessian_has_the_norm_of_the_matrix_and_so_has_its_noise(x64)
     one = derivatives_by_hand(X[:1], Y[:1])[1]
     bound = 0.9 * np.linalg.norm(one)  # clipped by the Frobenius norm: no entry is, alone
     alone = survey_of((X[:1], Y[:1])).derivatives((draw(M), draw(packed)), FRAME, np.array([1.0, bound]))
-    radius = clipping._radius(packed, clipping._BLOCK_ROOM) / clipping.GRID
+    radius = clipping.radius_by_blocks(packed, clipping.SMALL_BLOCK) / clipping.GRID
     np.testing.assert_allclose(alone[2], 0.9 * radius * one[0], rtol=1e-4)
 
 
@@ -471,9 +471,9 @@ def test_rows_that_are_not_clipped_would_be_noticed(recorded, monkeypatch):
     def doubled(values, bound):
         return 2 * scalar_steps(values, bound)
 
-    scalar_steps = numpyro_dp.clipping._scalar_steps
+    scalar_steps = numpyro_dp.clipping.scalar_steps
     monkeypatch.setattr(numpyro_dp.clipping, "_radius", lambda dimension, room: 32.0 * GRID)
-    monkeypatch.setattr(numpyro_dp.clipping, "_scalar_steps", doubled)
+    monkeypatch.setattr(numpyro_dp.clipping, "scalar_steps", doubled)
     survey = survey_of(rows_near(), "replace_one", POWER, log_normal)
     tables = neighbours("replace_one", LARGE, QUIET)
     moves, _ = largest_move(survey, recorded, tables, np.array([0.1, 0.1]), [True] * COUNTS)

@@ -43,7 +43,7 @@ import numpyro.infer.mcmc
 import numpyro.util
 import pytest
 from numpyro.infer import init_to_sample, init_to_uniform, init_to_value
-from test_leaks import SECRET, constant_moments, constant_sum
+from test_leaks import SECRET, ConstantSums, constant_moments, constant_sum
 
 import numpyro_dp
 import numpyro_dp.accounting
@@ -794,6 +794,7 @@ def _known_is_forgotten():
 def stubbed(monkeypatch, tmp_path):
     """The mechanism, told nothing; randomness, time and paths that are the same in every run."""
     base, prepared, target = numpyro_dp.kernels.base, numpyro_dp.kernels.prepared, numpyro_dp.kernels.target
+    monkeypatch.setattr(target, "RowSums", ConstantSums)
     monkeypatch.setattr(target, "clipped_sum", constant_sum)
     monkeypatch.setattr(target, "clipped_moments", constant_moments)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "run" / "state"))

@@ -345,7 +345,10 @@ class DPKernel(MCMCKernel, Algorithm):
         if not self._ledger.committed:
             raise RuntimeError("this kernel was not initialised: call `init` first, or use it in an MCMC")
         self._require_same_table(separated)
-        step = partial(self._step, separated, self._target(separated, model_args, model_kwargs))
+        target = self._target(separated, model_args, model_kwargs)
+        if {"ratio", "grad"} & self._algorithm._noise_shapes(separated.num_params).keys():
+            target.tabulate()
+        step = partial(self._step, separated, target)
         return jax.vmap(step)(state) if jnp.ndim(state.i) else step(state)
 
     def postprocess_fn(self, model_args, model_kwargs) -> Callable:

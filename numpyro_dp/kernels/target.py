@@ -26,6 +26,7 @@ from numpyro_dp.clipping import (
     whole_chunks,
 )
 from numpyro_dp.families import BoundFamily
+from numpyro_dp.gradients import RowSums
 from numpyro_dp.ledger import PrivacyBudgetError
 from numpyro_dp.model import SeparableModel
 from numpyro_dp.noise import (
@@ -142,6 +143,13 @@ class PrivateTarget:
         self._batches = batches
         self._owners = owners
         self._private = private
+        self._sums: RowSums | None = None
+
+    def tabulate(self) -> None:
+        """Compute once what every `log_ratio` and `gradient` needs of the rows, and how they are summed fastest."""
+        if self.has_public_places and isinstance(self._batches, AllRows) and not isinstance(self._owners, OwnerIndex):
+            z = jax.ShapeDtypeStruct((self.num_params,), jnp.result_type(float))
+            self._sums = RowSums(self._row_log_density, self._rows, z, self._once)
 
     def _once(self) -> AbstractContextManager:
         """Compute what follows now, not in each iteration, if the arguments are at hand: in a trace, JAX would not."""
@@ -169,7 +177,10 @@ class PrivateTarget:
         self._require_noise(draw.noise)
         ratio = self._row_log_ratio(z, z_new)
         if isinstance(self._batches, AllRows):
-            released = self.release_sum(draw, ratio, bound)
+            if self._sums is not None and _is_finite(bound):
+                released = self._release(draw, self._sums.log_ratio(z, z_new, bound))
+            else:
+                released = self.release_sum(draw, ratio, bound)
             return Released(self.power * released.value, self.power * released.scale)
         weight = self.power * self._batches.weight(self.num_rows)
         if isinstance(self._batches, PoissonBatches):
@@ -193,7 +204,10 @@ class PrivateTarget:
         :param bound: each row's gradient (before tempering) is clipped to norm `bound`.
         """
         gradient = jax.grad(self._row_log_density)
-        released = self.release_sum(draw, lambda row: gradient(z, row), bound, width=self.num_params)
+        if self._sums is not None and _is_finite(bound):
+            released = self._release(draw, self._sums.gradient(z, bound))
+        else:
+            released = self.release_sum(draw, lambda row: gradient(z, row), bound, width=self.num_params)
         weight = self.gradient_weight
         return Released(weight * released.value, weight * released.scale)
 
@@ -212,7 +226,10 @@ class PrivateTarget:
             ``2 * power * bound * m`` (replace-one) must be 1, the scale of the noise.
         """
         self._require_all_rows()
-        total = clipped_sum(self._row_log_ratio(z, z_new), self._rows, bound, self._rows_per_unit)
+        if self._sums is not None:
+            total: ClippedSum | UnclippedSum = self._sums.log_ratio(z, z_new, bound)
+        else:
+            total = clipped_sum(self._row_log_ratio(z, z_new), self._rows, bound, self._rows_per_unit)
         if isinstance(total, UnclippedSum) or draw.noise is None:
             raise TypeError("a bit is private only with a clip bound and with noise")
         return release_bit(total, draw.noise, threshold / self.power)
@@ -353,7 +370,7 @@ class PrivateTarget:
     def on(self, rows: tuple[jax.Array, ...]) -> "PrivateTarget":
         """The same target with its rows given anew: those of `rows`, traced."""
         other = copy.copy(self)
-        other._rows = rows
+        other._rows, other._sums = rows, None
         return other
 
     def _sum(
@@ -407,6 +424,10 @@ class PrivateTarget:
 
     def _row_log_ratio(self, z: jax.Array, z_new: jax.Array) -> Callable[[tuple], jax.Array]:
         return lambda row: self._row_log_density(z_new, row) - self._row_log_density(z, row)
+
+
+def _is_finite(bound: jax.Array | float) -> bool:
+    return not (isinstance(bound, float) and math.isinf(bound))
 
 
 def _clip(value: jax.Array, bound: jax.Array | float) -> jax.Array:

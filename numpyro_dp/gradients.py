@@ -1,0 +1,213 @@
+"""Clipped sums over rows of gradients and log ratios, in few passes over the data.
+
+What `numpyro_dp.clipping.clipped_sum` does for any function of a row, for those two and with the structure that
+`numpyro_dp.predictors` finds: no row's gradient is formed where its norm is known without. Only for tables of which
+neighbours have all other rows *in the same places*.
+
+The sum over a row's parts is the row's gradient, because parts share no coordinate; its squared norm is the sum of the
+parts' squared norms, ``|w|^2 |x|^2`` for a product with x, of which nothing cancels. With the factor that clips the
+norm, the gradient of each part is summed in floating point within fixed blocks of rows, whose sums are rounded and
+added as integers; members, which rows choose, are rounded row by row. See `numpyro_dp.clipping` for what is rounded,
+what room is left for it, and the guarantee, which is the same.
+
+One more kind of row contributes 0 to a gradient: one with numbers x that are not finite or whose norm overflows.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from numpyro_dp import clipping
+from numpyro_dp.clipping import GRID, ClippedSum, add_sums, normalize, sum_in_limbs, sum_steps
+from numpyro_dp.predictors import Part, Row, RowStructure, find_structure
+
+_BLOCK = 256  # rows that add up in floating point
+_WHOLE = 2**25  # numbers that a pass may take at once; more rows are taken in chunks
+_CHUNK = 2**20  # numbers in a chunk
+_CHUNK_ROWS = (2**8, 2**17)
+_MEMBER_ROWS = 2**18  # whose rounded steps add up in two limbs of int32
+_SMALLEST_NORM = 1e-15  # of the numbers x of a row: squares of smaller ones would underflow
+
+
+class Table(NamedTuple):
+    """The rows as passes over them need them, with rows of zeros behind them that fill the last block.
+
+    :ivar rows: the private arrays.
+    :ivar counts: which rows count.
+    :ivar coefficients: of each part; numbers x that are not finite are replaced.
+    :ivar norms: of each part: of a row's x, infinite where there was such a number; None for other parts.
+    """
+
+    rows: Row
+    counts: jax.Array
+    coefficients: tuple[jax.Array | None, ...]
+    norms: tuple[jax.Array | None, ...]
+
+
+class RowSums:
+    """Clipped sums over the rows of a table of a log density's gradient and of its change.
+
+    :param density: ``(flat z, one-row slices) -> log density``.
+    :param rows: the private arrays.
+    :param z: shape and dtype of z.
+    :param once: what makes JAX compute at once where it can.
+    """
+
+    def __init__(
+        self,
+        density: Callable[[jax.Array, Row], jax.Array],
+        rows: Row,
+        z: jax.ShapeDtypeStruct,
+        once: Callable,
+    ):
+        self.rows, self.size = rows, z.size
+        self.structure = find_structure(density, z, [jax.ShapeDtypeStruct((1, *r.shape[1:]), r.dtype) for r in rows])
+        num_rows, width = rows[0].shape[0], self._numbers_per_row()
+        self._chunk = None if num_rows * width <= _WHOLE else _chunk_rows(width)
+        if self._chunk is None:
+            with once():
+                self._table = _tabulate(self.structure, rows, jnp.ones(num_rows, bool))
+
+    def _numbers_per_row(self) -> int:
+        of_parts = (
+            p.coordinates.shape[0] + 2 * p.coordinates.shape[1] if p.kind == "dot" else 2 * math.prod(p.shape)
+            for p in self.structure.parts
+        )
+        return self.structure.width + sum(of_parts)
+
+    def gradient(self, z: jax.Array, bound: jax.Array | float) -> ClippedSum:
+        """The sum of the rows' gradients at z, each clipped to norm `bound`."""
+        hi, lo = self._over_chunks(lambda table: self._gradient(table, z, bound))
+        return ClippedSum(hi, lo, jnp.asarray(bound, z.dtype))
+
+    def log_ratio(self, z: jax.Array, z_new: jax.Array, bound: jax.Array | float) -> ClippedSum:
+        """The sum of the rows' changes of the log density from z to z_new, each clipped to +-`bound`."""
+        hi, lo = self._over_chunks(lambda table: self._log_ratio(table, z, z_new, bound))
+        return ClippedSum(hi, lo, jnp.asarray(bound, z.dtype))
+
+    def _over_chunks(self, of_chunk: Callable[[Table], tuple]) -> tuple[jax.Array, jax.Array]:
+        if self._chunk is None:
+            return of_chunk(self._table)
+        num_rows, chunk = self.rows[0].shape[0], self._chunk
+
+        def add_chunk(k: jax.Array, total: tuple) -> tuple:
+            # The last chunk starts early enough to be whole; its rows that are counted already are left out.
+            start = jnp.minimum(k * chunk, num_rows - chunk)
+            counts = start + jnp.arange(chunk) >= k * chunk
+            rows = tuple(lax.dynamic_slice_in_dim(row, start, chunk) for row in self.rows)
+            return add_sums(total, of_chunk(_tabulate(self.structure, rows, counts)))
+
+        rows = tuple(jax.ShapeDtypeStruct((chunk, *row.shape[1:]), row.dtype) for row in self.rows)
+        counts = jax.ShapeDtypeStruct((chunk,), bool)
+        shapes = jax.eval_shape(lambda rows, counts: of_chunk(_tabulate(self.structure, rows, counts)), rows, counts)
+        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        return lax.fori_loop(0, -(-num_rows // chunk), add_chunk, zero)
+
+    # -- One chunk ---------------------------------------------------------------------------------------------------
+
+    def _gradient(self, table: Table, z: jax.Array, bound: jax.Array | float) -> tuple[jax.Array, jax.Array]:
+        parts = self.structure.parts
+        values = tuple(part.value(z, x) for part, x in zip(parts, table.coefficients, strict=True))
+        axes = tuple(None if part.kind == "direct" else 0 for part in parts)
+        slopes = jax.vmap(jax.grad(self.structure.rest), in_axes=(axes, 0))(values, _one_by_one(table.rows))
+        # The barrier is for safety first, see `clipped_sum`: norm and sum must be those of the same numbers.
+        slopes = lax.optimization_barrier(slopes)
+        slopes = tuple(w.reshape(w.shape[0], -1) for w in slopes)
+        per_bound = 1 / jnp.asarray(bound, z.dtype)
+        norms = (per_bound if norm is None else (norm * per_bound)[:, None] for norm in table.norms)
+        norm_squared = sum(jnp.sum((w * norm) ** 2, -1) for w, norm in zip(slopes, norms, strict=True))
+        factor = jnp.minimum(GRID, clipping.radius_by_blocks(self.size, _BLOCK) * lax.rsqrt(norm_squared)) * per_bound
+        usable = table.counts & jnp.isfinite(norm_squared) & jnp.isfinite(factor)
+        factor = jnp.where(usable, factor, 0)
+        total = jnp.zeros(self.size, jnp.int32), jnp.zeros(self.size, jnp.int32)
+        for part, w, x in zip(parts, slopes, table.coefficients, strict=True):
+            hi, lo = _sum_of_part(part, jnp.where(usable[:, None], w, 0), factor[:, None], x, self.size)
+            total = total[0] + hi, total[1] + lo
+        return total
+
+    def _log_ratio(
+        self, table: Table, z: jax.Array, z_new: jax.Array, bound: jax.Array | float
+    ) -> tuple[jax.Array, jax.Array]:
+        parts = self.structure.parts
+        axes = tuple(None if part.kind == "direct" else 0 for part in parts)
+
+        def densities(z: jax.Array) -> jax.Array:
+            values = tuple(part.value(z, x) for part, x in zip(parts, table.coefficients, strict=True))
+            return jax.vmap(self.structure.rest, in_axes=(axes, 0))(values, _one_by_one(table.rows))
+
+        change = lax.optimization_barrier(densities(z_new) - densities(z))
+        return sum_steps(jnp.where(table.counts, clipping.scalar_steps(change, bound), 0))
+
+
+def _sum_of_part(
+    part: Part, slopes: jax.Array, factor: jax.Array, x: jax.Array | None, size: int
+) -> tuple[jax.Array, jax.Array]:
+    """Sum over rows of the gradient with respect to z that one part gives, in steps.
+
+    :param slopes: shape (rows, values of the part): each row's gradient with respect to these, finite.
+    :param factor: shape (rows, 1), what clips it, and makes steps of it.
+    """
+    if part.kind == "member":
+        assert x is not None
+        return _sum_of_members(slopes * factor, x.reshape(slopes.shape), size)
+    # As products of matrices with the rows of a block on the second axis of the first, which compilers do best.
+    if part.kind == "direct":
+        sums = _multiply_blocks(slopes, factor)
+    else:
+        assert x is not None
+        sums = _multiply_blocks(x, slopes * factor)
+    places = part.coordinates.ravel()
+    hi, lo = sum_in_limbs(jnp.round(sums).astype(jnp.int32).reshape(sums.shape[0], -1))
+    zero = jnp.zeros(size, jnp.int32)
+    return zero.at[places].set(hi), zero.at[places].set(lo)
+
+
+def _multiply_blocks(one: jax.Array, other: jax.Array) -> jax.Array:
+    """For each block of rows, the product of one array's columns with the other's."""
+    blocks = [x.reshape(-1, _BLOCK, x.shape[-1]) for x in (one, other)]
+    return jnp.matmul(blocks[0].mT, blocks[1], precision=lax.Precision.HIGHEST)
+
+
+def _sum_of_members(steps: jax.Array, members: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """Sum of what rows give to the members that they choose; each row's steps are rounded."""
+    rounded = jnp.round(steps).astype(jnp.int32)
+    limbs = jnp.stack([rounded >> 12, rounded & 4095], -1)
+    zero = jnp.zeros((size, 2), jnp.int32)
+    total = jnp.zeros(size, jnp.int32), jnp.zeros(size, jnp.int32)
+    for start in range(0, steps.shape[0], _MEMBER_ROWS):
+        chunk = slice(start, start + _MEMBER_ROWS)
+        high, low = zero.at[members[chunk]].add(limbs[chunk], mode="drop").T
+        total = add_sums(total, normalize(high, low))
+    return total
+
+
+def _tabulate(structure: RowStructure, rows: Row, counts: jax.Array) -> Table:
+    missing = -counts.shape[0] % _BLOCK
+    if missing:
+        rows = tuple(jnp.pad(row, [(0, missing)] + [(0, 0)] * (row.ndim - 1)) for row in rows)
+        counts = jnp.pad(counts, (0, missing))
+    found = jax.vmap(structure.coefficients)(_one_by_one(rows))
+    coefficients, norms = zip(*map(_without_infinities, structure.parts, found), strict=True)
+    return Table(rows, counts, coefficients, norms)
+
+
+def _without_infinities(part: Part, x: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
+    if part.kind != "dot":
+        return x, None
+    assert x is not None
+    norm = jnp.maximum(jnp.sqrt(jnp.sum(x * x, -1)), _SMALLEST_NORM)
+    return jnp.where(jnp.isfinite(x), x, 0), jnp.where(jnp.isfinite(norm), norm, jnp.inf)
+
+
+def _one_by_one(rows: Sequence[jax.Array]) -> Row:
+    """With an axis for `vmap` before the leading axis of a single row."""
+    return tuple(row[:, None] for row in rows)
+
+
+def _chunk_rows(width: int) -> int:
+    rows = 2 ** round(math.log2(_CHUNK / width))
+    return min(max(rows, _CHUNK_ROWS[0]), _CHUNK_ROWS[1])

@@ -1,0 +1,248 @@
+"""Sums with the structure of a row's density, beside the sums that know nothing of it; and what one row can do."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_clipping import HOSTILE, steps
+from zoo import BY_NAME, CASES
+
+import numpyro_dp.gradients
+from numpyro_dp import clipping
+from numpyro_dp.clipping import GRID, clipped_sum
+from numpyro_dp.gradients import RowSums
+from numpyro_dp.model import separate
+from numpyro_dp.predictors import find_structure
+
+pytestmark = pytest.mark.optimized
+
+
+def sums_of(density, rows, size, dtype=jnp.float32):
+    return RowSums(density, rows, jax.ShapeDtypeStruct((size,), dtype), jax.ensure_compile_time_eval)
+
+
+def kinds(case):
+    """The kinds of a model's parts, and how many coordinates each has."""
+    separated = separate(case.model, case.args, case.kwargs, **case.options)
+    rows = separated.rows(case.args, case.kwargs)
+    shapes = [jax.ShapeDtypeStruct((1, *row.shape[1:]), row.dtype) for row in rows]
+    z = jax.ShapeDtypeStruct((separated.num_params,), jnp.float32)
+    structure = find_structure(separated.row_log_density(case.args, case.kwargs), z, shapes)
+    return [(part.kind, part.coordinates.size) for part in structure.parts]
+
+
+EXPECTED = {
+    "logistic": [("dot", 3)],
+    "multi_output": [("dot", 6)],
+    "softmax_regression": [("dot", 12)],
+    "robust_regression": [("dot", 3), ("direct", 1), ("direct", 1)],
+    "hierarchical": [("dot", 3), ("member", 4)],
+    "non_centred": [("dot", 3), ("member", 4), ("direct", 1), ("direct", 1)],
+    "crossed_effects": [("member", 3), ("member", 4), ("direct", 1)],
+    "mixture_of_regressions": [("dot", 3), ("dot", 3), ("direct", 1)],
+    "latent_class_by_group": [("dot", 3), ("member", 4)],
+    "missing_as_nan": [("dot", 3)],
+    "horseshoe": [("direct", 3), ("direct", 3), ("direct", 1)],
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_structure_of_models_is_found(name):
+    assert kinds(BY_NAME[name]) == EXPECTED[name]
+
+
+EVERYDAY = ("robust_regression", "non_centred", "softmax_regression", "mixture")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[] if c.name in EVERYDAY else pytest.mark.slow) for c in CASES], ids=str
+)
+def test_sums_are_those_of_the_general_path(case):
+    """For every model, rows clipped or not: up to the rounding of the clip's radius and of float32."""
+    separated = separate(case.model, case.args, case.kwargs, **case.options)
+    rows, size = separated.rows(case.args, case.kwargs), separated.num_params
+    density = separated.row_log_density(case.args, case.kwargs)
+    sums = sums_of(density, rows, size)
+    rng = np.random.default_rng(0)
+    z, z_new = jnp.asarray(rng.normal(size=(2, size)) * 0.3, jnp.float32)
+
+    @jax.jit
+    def both(z, z_new, bound):
+        gradient = clipped_sum(lambda row: jax.grad(density)(z, row), rows, bound, fixed_places=True)
+        ratio = clipped_sum(lambda row: density(z_new, row) - density(z, row), rows, bound)
+        return (gradient, ratio), (sums.gradient(z, bound), sums.log_ratio(z, z_new, bound))
+
+    for bound in (1e-2, 1e3):
+        for general, found in zip(*both(z, z_new, bound), strict=True):
+            ours, theirs = (np.asarray(steps(total), float) for total in (found, general))
+            # The radius keeps 0.8% free, not 0.05%; single precision does the rest.
+            assert np.linalg.norm(ours - theirs) <= 0.01 * np.linalg.norm(theirs) + 2e-5 * GRID * len(rows[0])
+
+
+def test_gradients_that_are_not_clipped_are_summed_exactly(precision):
+    rng = np.random.default_rng(0)
+    X, b = rng.normal(size=(5000, 4)), rng.normal(size=4)
+    dtype = jnp.result_type(float)
+    sums = sums_of(lambda z, row: -((row[0] @ z)[0] ** 2) / 2, (jnp.asarray(X, dtype),), 4, dtype)
+    total = sums.gradient(jnp.asarray(b, dtype), 200.0)
+    np.testing.assert_allclose(steps(total).astype(float) * 200 / GRID, -X.T @ (X @ b), atol=1e-5 * 5000)
+
+
+# -- What one row can do -----------------------------------------------------------------------------------------------
+
+D, NUM_GROUPS = 3, 4
+
+
+def mixed_density(z, row):
+    """Products, members and direct use of parameters in one density with large slopes and jumps."""
+    x, y, group = row
+    b, alpha, log_scale = z[:D], z[D : D + NUM_GROUPS], z[-1]
+    eta = x[0] @ b + jnp.exp(z[-2]) * alpha[group[0]]
+    return -jnp.abs(y[0] - eta) * jnp.exp(-log_scale) - log_scale + y[0] * z[-2] ** 2
+
+
+SIZE = D + NUM_GROUPS + 2
+NUM_ROWS = 300  # more than a block
+
+
+def rows_like(seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(NUM_ROWS, D)).astype(np.float32)
+    return X, rng.normal(size=NUM_ROWS).astype(np.float32), rng.integers(0, NUM_GROUPS, NUM_ROWS).astype(np.int32)
+
+
+@functools.cache
+def program(chunk):
+    def sums(rows, z, bound):
+        with pytest.MonkeyPatch.context() as patched:
+            if chunk:
+                patched.setattr(numpyro_dp.gradients, "_WHOLE", 0)
+                patched.setattr(numpyro_dp.gradients, "_chunk_rows", lambda width: 256)
+            of_rows = sums_of(mixed_density, rows, SIZE)
+        return of_rows.gradient(z, bound), of_rows.log_ratio(z, z + 0.1, bound)
+
+    return jax.jit(sums)
+
+
+def test_parts_of_the_mixed_density():
+    shapes = [jax.ShapeDtypeStruct((1, *row.shape[1:]), row.dtype) for row in rows_like()]
+    structure = find_structure(mixed_density, jax.ShapeDtypeStruct((SIZE,), jnp.float32), shapes)
+    assert sorted((part.kind, part.coordinates.size) for part in structure.parts) == [
+        ("direct", 1),
+        ("direct", 1),
+        ("dot", D),
+        ("member", NUM_GROUPS),
+    ]
+
+
+def largest_move(place, x, y, group, bound, z, chunk=False):
+    """How far a sum moves, in claimed sensitivities, when one row is replaced."""
+    rows = rows_like()
+    changed = tuple(row.copy() for row in rows)
+    for row, value in zip(changed, (x, y, group), strict=True):
+        row[place] = value
+    moves = []
+    for one, other in zip(
+        *(program(chunk)(r, jnp.asarray(z, jnp.float32), bound) for r in (rows, changed)), strict=True
+    ):
+        change = np.atleast_1d(steps(one) - steps(other))
+        moves.append(float(sum(int(c) ** 2 for c in change)) ** 0.5 / (2 * GRID))
+    return max(moves)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    place=st.sampled_from([0, 255, 256, NUM_ROWS - 1]),
+    x=st.lists(st.sampled_from(HOSTILE), min_size=D, max_size=D),
+    y=st.sampled_from(HOSTILE),
+    group=st.integers(-5, 7),
+    bound=st.floats(1e-6, 1e6),
+    z=st.lists(st.sampled_from([0.0, 1e-3, 1.0, -7.0, 30.0]), min_size=SIZE, max_size=SIZE),
+    chunk=st.booleans(),
+)
+def test_replacing_a_row_moves_the_sums_by_at_most_the_sensitivity(place, x, y, group, bound, z, chunk):
+    assert largest_move(place, x, y, group, bound, z, chunk) <= 1
+
+
+def one_row_sum(density, row, size, z, bound):
+    return steps(
+        sums_of(density, tuple(jnp.asarray(r) for r in row), size).gradient(jnp.asarray(z, jnp.float32), bound)
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    log_size=st.floats(-37, 37), log_slope=st.floats(-37, 37), log_bound=st.floats(-6, 6), seed=st.integers(0, 2**31)
+)
+def test_one_row_never_exceeds_the_grid_radius(log_size, log_slope, log_bound, seed):
+    """The product of a tiny (huge) slope and a huge (tiny) x, whose squares alone would leave single precision."""
+    x = (np.random.default_rng(seed).normal(size=(1, 3)) * 10**log_size).astype(np.float32)
+    slope = np.float32(10**log_slope)
+    total = linear_program()(x, slope[None], 10**log_bound)
+    norm = float(sum(int(c) ** 2 for c in steps(total))) ** 0.5
+    assert norm <= GRID
+    true = float(np.linalg.norm(x.astype(float)) * float(slope)) / 10**log_bound
+    # Smaller x are taken for larger than they are; what overflows contributes nothing.
+    if -14 < log_size < 17 and -30 < log_slope < 30 and true < 1e18:
+        assert norm == pytest.approx(GRID * min(true, 1), rel=0.01, abs=3)
+
+
+@functools.cache
+def linear_program():
+    return jax.jit(
+        lambda x, slope, bound: sums_of(lambda z, row: row[1][0] * (row[0][0] @ z), (x, slope), 3).gradient(
+            jnp.zeros(3), bound
+        )
+    )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+def test_a_row_that_is_not_finite_leaves_the_others_as_they_are(bad):
+    X, y, group = rows_like()
+    z = jnp.asarray(np.random.default_rng(1).normal(size=SIZE), jnp.float32)
+    before, _ = program(False)((X, y, group), z, 1.0)
+    X = X.copy()  # JAX may still be reading the other
+    X[7, 1] = bad
+    without, _ = program(False)((np.where(np.arange(NUM_ROWS)[:, None] == 7, np.nan, X), y, group), z, 1.0)
+    after, _ = program(False)((X, y, group), z, 1.0)
+    np.testing.assert_array_equal(steps(after), steps(without))
+    assert 0 < np.linalg.norm((steps(after) - steps(before)).astype(float)) <= GRID
+
+
+def test_each_row_counts_once_whatever_the_chunks():
+    z = jnp.asarray(np.random.default_rng(1).normal(size=SIZE), jnp.float32)
+    for one, other in zip(*(program(chunk)(rows_like(), z, 1e3) for chunk in (False, True)), strict=True):
+        ours, theirs = (np.atleast_1d(steps(total)).astype(float) for total in (one, other))
+        np.testing.assert_allclose(ours, theirs, atol=NUM_ROWS * 2)
+
+
+# -- Mistakes that must be noticed -------------------------------------------------------------------------------------
+
+
+def worst_move(monkeypatch):
+    monkeypatch.setattr("test_gradients.program", functools.cache(program.__wrapped__))
+    z = [0.0] * (SIZE - 1) + [-5.0]
+    return max(
+        largest_move(0, [size] * D, sign * 1e-3, group, 1.0, z)
+        for size in (1e-3, 30.0)
+        for sign in (1, -1)
+        for group in (1, 2)
+    )
+
+
+def test_the_sensitivity_is_reached_and_mistakes_exceed_it(monkeypatch):
+    assert 0.45 < worst_move(monkeypatch) <= 1
+    with monkeypatch.context() as patched:  # without the numbers x in the norm
+        patched.setattr(
+            numpyro_dp.gradients,
+            "_without_infinities",
+            lambda part, x: (x, None if x is None else jnp.ones(x.shape[:1])),
+        )
+        assert worst_move(patched) > 1
+    with monkeypatch.context() as patched:
+        patched.setattr(clipping, "_radius", lambda dimension, room: 3.0 * GRID)
+        assert worst_move(patched) > 1
