@@ -13,6 +13,7 @@ what room is left for it, and the guarantee, which is the same.
 One more kind of row contributes 0 to a gradient: one with numbers x that are not finite or whose norm overflows.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from jax import lax
 from numpyro_dp import clipping
 from numpyro_dp.clipping import GRID, ClippedSum, add_sums, normalize, sum_in_limbs, sum_steps
 from numpyro_dp.predictors import Part, Row, RowStructure, find_structure
+from numpyro_dp.sharding import Layout
 
 _BLOCK = 256  # rows that add up in floating point
 _WHOLE = 2**25  # numbers that a pass may take at once; more rows are taken in chunks
@@ -55,6 +57,7 @@ class RowSums:
     :param rows: the private arrays.
     :param z: shape and dtype of z.
     :param once: what makes JAX compute at once where it can.
+    :param layout: of the rows, if they lie on several devices.
     """
 
     def __init__(
@@ -63,14 +66,17 @@ class RowSums:
         rows: Row,
         z: jax.ShapeDtypeStruct,
         once: Callable,
+        layout: Layout | None = None,
     ):
-        self.rows, self.size = rows, z.size
+        self.size, self._layout = z.size, layout
         self.structure = find_structure(density, z, [jax.ShapeDtypeStruct((1, *r.shape[1:]), r.dtype) for r in rows])
-        num_rows, width = rows[0].shape[0], self._numbers_per_row()
-        self._chunk = None if num_rows * width <= _WHOLE else _chunk_rows(width)
-        if self._chunk is None:
+        num_rows, width = rows[0].shape[0] // (layout.num_shards if layout else 1), self._numbers_per_row()
+        self._data: Table | Row = rows
+        if num_rows * width <= _WHOLE:
             with once():
-                self._table = _tabulate(self.structure, rows, jnp.ones(num_rows, bool))
+                tabulate = functools.partial(_tabulate, self.structure)
+                self._data = layout.map(tabulate, rows) if layout else tabulate(rows)
+        self._chunk = _chunk_rows(width)
 
     def _numbers_per_row(self) -> int:
         of_parts = (
@@ -81,30 +87,33 @@ class RowSums:
 
     def gradient(self, z: jax.Array, bound: jax.Array | float) -> ClippedSum:
         """The sum of the rows' gradients at z, each clipped to norm `bound`."""
-        hi, lo = self._over_chunks(lambda table: self._gradient(table, z, bound))
-        return ClippedSum(hi, lo, jnp.asarray(bound, z.dtype))
+        return self._sum(lambda table: self._gradient(table, z, bound), jnp.asarray(bound, z.dtype))
 
     def log_ratio(self, z: jax.Array, z_new: jax.Array, bound: jax.Array | float) -> ClippedSum:
         """The sum of the rows' changes of the log density from z to z_new, each clipped to +-`bound`."""
-        hi, lo = self._over_chunks(lambda table: self._log_ratio(table, z, z_new, bound))
-        return ClippedSum(hi, lo, jnp.asarray(bound, z.dtype))
+        return self._sum(lambda table: self._log_ratio(table, z, z_new, bound), jnp.asarray(bound, z.dtype))
 
-    def _over_chunks(self, of_chunk: Callable[[Table], tuple]) -> tuple[jax.Array, jax.Array]:
-        if self._chunk is None:
-            return of_chunk(self._table)
-        num_rows, chunk = self.rows[0].shape[0], self._chunk
+    def _sum(self, of_table: Callable[[Table], tuple], bound: jax.Array) -> ClippedSum:
+        def of_rows(data: Table | Row) -> ClippedSum:
+            hi, lo = of_table(data) if isinstance(data, Table) else self._over_chunks(of_table, data)
+            return ClippedSum(hi, lo, bound)
+
+        return self._layout.sum(of_rows, self._data) if self._layout else of_rows(self._data)
+
+    def _over_chunks(self, of_table: Callable[[Table], tuple], rows: Row) -> tuple[jax.Array, jax.Array]:
+        num_rows = rows[0].shape[0]
+        chunk = min(self._chunk, num_rows)
+
+        def of_chunk(start: jax.Array, counted: jax.Array) -> tuple[jax.Array, jax.Array]:
+            part = tuple(lax.dynamic_slice_in_dim(row, start, chunk) for row in rows)
+            table = _tabulate(self.structure, part)
+            return of_table(table._replace(counts=table.counts.at[:chunk].set(start + jnp.arange(chunk) >= counted)))
 
         def add_chunk(k: jax.Array, total: tuple) -> tuple:
             # The last chunk starts early enough to be whole; its rows that are counted already are left out.
-            start = jnp.minimum(k * chunk, num_rows - chunk)
-            counts = start + jnp.arange(chunk) >= k * chunk
-            rows = tuple(lax.dynamic_slice_in_dim(row, start, chunk) for row in self.rows)
-            return add_sums(total, of_chunk(_tabulate(self.structure, rows, counts)))
+            return add_sums(total, of_chunk(jnp.minimum(k * chunk, num_rows - chunk), k * chunk))
 
-        rows = tuple(jax.ShapeDtypeStruct((chunk, *row.shape[1:]), row.dtype) for row in self.rows)
-        counts = jax.ShapeDtypeStruct((chunk,), bool)
-        shapes = jax.eval_shape(lambda rows, counts: of_chunk(_tabulate(self.structure, rows, counts)), rows, counts)
-        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(of_chunk, 0, 0))
         return lax.fori_loop(0, -(-num_rows // chunk), add_chunk, zero)
 
     # -- One chunk ---------------------------------------------------------------------------------------------------
@@ -185,11 +194,12 @@ def _sum_of_members(steps: jax.Array, members: jax.Array, size: int) -> tuple[ja
     return total
 
 
-def _tabulate(structure: RowStructure, rows: Row, counts: jax.Array) -> Table:
-    missing = -counts.shape[0] % _BLOCK
+def _tabulate(structure: RowStructure, rows: Row) -> Table:
+    num_rows = rows[0].shape[0]
+    missing = -num_rows % _BLOCK
     if missing:
         rows = tuple(jnp.pad(row, [(0, missing)] + [(0, 0)] * (row.ndim - 1)) for row in rows)
-        counts = jnp.pad(counts, (0, missing))
+    counts = jnp.arange(num_rows + missing) < num_rows
     found = jax.vmap(structure.coefficients)(_one_by_one(rows))
     coefficients, norms = zip(*map(_without_infinities, structure.parts, found), strict=True)
     return Table(rows, counts, coefficients, norms)

@@ -26,6 +26,7 @@ class MCMC(numpyro_mcmc.MCMC):
     """
 
     progress_bar: bool
+    _jit_model_args: bool
 
     def __init__(self, sampler: DPKernel, **options: Any):
         if not isinstance(sampler, DPKernel):
@@ -50,14 +51,18 @@ class MCMC(numpyro_mcmc.MCMC):
         steps = self._collection_params["upper"] if resumed is None else self.num_samples
         start = 0 if resumed is None else max(1, int(np.max(resumed.i)))
         planned = self.num_warmup + self.num_samples
+        jit_model_args = self._jit_model_args
         try:
             self.sampler.require_budget(steps, self.num_chains, args, kwargs, planned, start)
             with _no_compilation_cache_on_disk():
                 self.sampler.prepare(*args, **kwargs)
+                # A program that holds the table as a constant would hold all of it on each device.
+                self._jit_model_args = jit_model_args or self.sampler.is_spread
                 super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
                 jax.block_until_ready(self._last_state)
             self.sampler.settle()
         finally:
+            self._jit_model_args = jit_model_args
             # Also after an error or an interrupt. What remains has the shapes that ArviZ needs, and nothing private.
             self._args, self._kwargs = self.sampler.without_data(args, kwargs)
             self._cache.clear()

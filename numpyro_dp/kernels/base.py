@@ -40,6 +40,7 @@ from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Mechanism
 from numpyro_dp.model import SeparableModel, released_model, separate
 from numpyro_dp.noise import GridNoise, NoiseSource
 from numpyro_dp.report import PrivacyReport, round_up
+from numpyro_dp.sharding import Layout, layout_of
 from numpyro_dp.subsampling import AllRows, Batch, Batches, as_batches
 from numpyro_dp.units import group_rows, require_same_groups
 
@@ -285,6 +286,7 @@ class DPKernel(MCMCKernel, Algorithm):
         name = getattr(model, "__name__", type(model).__name__)
         self._ledger = Ledger(NoiseSource(noise_seed), budget, f"{type(self).__name__} of {name}")
         self._separated: dict[Any, SeparableModel] = {}
+        self._layout: Layout | None = None
         self._described: dict[str, Any] | None = None
         self._seed_is_guessable = noise_seed is not None and abs(noise_seed) < 2**64
 
@@ -334,6 +336,11 @@ class DPKernel(MCMCKernel, Algorithm):
         params = self._initial_params(params_key, init_params, separated, model_args, model_kwargs)
         start = partial(self._initial_state, separated)
         state = jax.jit(start if is_prng_key(rng_key) else jax.vmap(start))(params, *state_keys)
+        if self.is_spread and isinstance(state.i, jax.core.Tracer):
+            raise ValueError(
+                "a table that is spread over devices cannot run chain_method='parallel', for which each chain has a "
+                "device: use 'vectorized' or 'sequential'"
+            )
         if self._owners is not None and not isinstance(self._owners, OwnerIndex):
             self._agree_with_other_owners(self._owners, state)
         return state
@@ -416,9 +423,20 @@ class DPKernel(MCMCKernel, Algorithm):
         self._commit(separated)
         self._require_same_table(separated)
         self._check_arguments(model_args, model_kwargs)
-        self._ledger.bind_table(_private_leaves(separated, model_args, model_kwargs))
+        rows = _private_leaves(separated, model_args, model_kwargs)
+        self._layout = layout_of(rows)
+        if self._layout is not None and self._unit is not None:
+            raise ValueError(
+                "a table with `unit` cannot be spread over devices: its rows are grouped anew. Keep it on one"
+            )
+        self._ledger.bind_table(rows)
         self._prepare(separated, model_args, model_kwargs)
         return separated
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether the table lies on several devices."""
+        return self._layout is not None
 
     def _require_same_table(self, separated: SeparableModel) -> None:
         """Refuse a table of which the budget says, without looking at the rows, that it is another one."""
@@ -672,6 +690,7 @@ class DPKernel(MCMCKernel, Algorithm):
             batches=self._batches,
             owners=self._owners,
             private=self._ledger.plan.private,
+            layout=self._layout,
         )
 
     def _agree_with_other_owners(self, owners: Exchange, state: DPState) -> None:
@@ -928,6 +947,7 @@ class DPKernel(MCMCKernel, Algorithm):
         # They hold jitted closures, and shapes: under add/remove the number of rows is private.
         state["_separated"] = {}
         state["_budget"] = None  # a copy has none
+        state["_layout"] = None  # devices are those of this process
         return state
 
 

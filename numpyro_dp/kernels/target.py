@@ -38,6 +38,7 @@ from numpyro_dp.noise import (
     release_batch_bit,
     release_bit,
 )
+from numpyro_dp.sharding import Layout
 from numpyro_dp.subsampling import ALL_ROWS, AllRows, Batch, Batches, FixedBatches, PoissonBatches
 
 
@@ -115,6 +116,7 @@ class PrivateTarget:
     :param batches: how the rows of a release are drawn.
     :param owners: owner number of each row and how many owners there are, or how to reach the other owners.
     :param private: whether the plan is: then nothing is released without noise, whatever an algorithm asks for.
+    :param layout: of the table, if it lies on several devices.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class PrivateTarget:
         batches: Batches = ALL_ROWS,
         owners: "OwnerIndex | Exchange | None" = None,
         private: bool = True,
+        layout: Layout | None = None,
     ):
         self.log_prior = separated.log_prior(args, kwargs)
         self.num_params = separated.num_params
@@ -143,13 +146,14 @@ class PrivateTarget:
         self._batches = batches
         self._owners = owners
         self._private = private
+        self._layout = layout
         self._sums: RowSums | None = None
 
     def tabulate(self) -> None:
         """Compute once what every `log_ratio` and `gradient` needs of the rows, and how they are summed fastest."""
         if self.has_public_places and isinstance(self._batches, AllRows) and not isinstance(self._owners, OwnerIndex):
             z = jax.ShapeDtypeStruct((self.num_params,), jnp.result_type(float))
-            self._sums = RowSums(self._row_log_density, self._rows, z, self._once)
+            self._sums = RowSums(self._row_log_density, self._rows, z, self._once, self._layout)
 
     def _once(self) -> AbstractContextManager:
         """Compute what follows now, not in each iteration, if the arguments are at hand: in a trace, JAX would not."""
@@ -229,7 +233,7 @@ class PrivateTarget:
         if self._sums is not None:
             total: ClippedSum | UnclippedSum = self._sums.log_ratio(z, z_new, bound)
         else:
-            total = clipped_sum(self._row_log_ratio(z, z_new), self._rows, bound, self._rows_per_unit)
+            total = self._sum(None, self._row_log_ratio(z, z_new), bound, 1)
         if isinstance(total, UnclippedSum) or draw.noise is None:
             raise TypeError("a bit is private only with a clip bound and with noise")
         return release_bit(total, draw.noise, threshold / self.power)
@@ -280,7 +284,7 @@ class PrivateTarget:
     def exact_log_ratio(self, z: jax.Array, z_new: jax.Array) -> jax.Array:
         """The exact tempered log ratio, for runs that are declared not private."""
         self._require_noise(None)
-        total = clipped_sum(self._row_log_ratio(z, z_new), self._rows, math.inf)
+        total = self._sum(None, self._row_log_ratio(z, z_new), math.inf, 1)
         assert isinstance(total, UnclippedSum)
         return self.power * total.value
 
@@ -320,9 +324,13 @@ class PrivateTarget:
         :return: shape (k,).
         """
         self._require_all_rows()
-        rows, chunk = whole_chunks(self._rows, chunk_rows(width * self._rows_per_unit))
-        values = jax.lax.map(lambda row: per_row(tuple(part[None] for part in row)), rows, batch_size=chunk)
-        values = values[: self._rows[0].shape[0]]
+
+        def values_of(rows: tuple[jax.Array, ...]) -> jax.Array:
+            padded, chunk = whole_chunks(rows, chunk_rows(width * self._rows_per_unit))
+            values = jax.lax.map(lambda row: per_row(tuple(part[None] for part in row)), padded, batch_size=chunk)
+            return values[: rows[0].shape[0]]
+
+        values = self._layout.map(values_of, self._rows) if self._layout else values_of(self._rows)
         # Centred indicators have half the norm; but where n is private it may not be added back.
         centre = 0.5 if self.has_public_size else 0.0
 
@@ -337,7 +345,7 @@ class PrivateTarget:
                 def exceeds(row: tuple) -> jax.Array:
                     return jnp.where(row[0][0] > bound(middle), 1 - centre, -centre).astype(values.dtype)
 
-                count = self._release(draw, clipped_sum(exceeds, (values,), 1 - centre))
+                count = self._release(draw, self._sum_rows((values,), exceeds, 1 - centre))
                 few = count.value + centre * self.num_rows <= jnp.maximum(threshold, grid.no_rows * count.scale)
                 return (jnp.where(few, low, middle + 1), jnp.where(few, middle, high)), None
 
@@ -386,7 +394,24 @@ class PrivateTarget:
         rows, width = self._batch_rows(batch), width * self._rows_per_unit
         # What a batch is accounted for compares it with itself without a row, in which the others have other places.
         fixed = by_blocks and batch is None and self.has_public_places
+        if batch is None and owners is None:
+            return self._sum_rows(rows, per_row, bound, width, fixed)
         return clipped_sum(per_row, rows, bound, width, size, owners, fixed)
+
+    def _sum_rows(
+        self,
+        rows: tuple[jax.Array, ...],
+        per_row: Callable[[tuple], jax.Array],
+        bound: jax.Array | float,
+        width: int = 1,
+        fixed_places: bool = False,
+    ) -> ClippedSum | UnclippedSum:
+        """Over all rows, on whatever devices they lie."""
+
+        def of_rows(rows: tuple[jax.Array, ...]) -> ClippedSum | UnclippedSum:
+            return clipped_sum(per_row, rows, bound, width, fixed_places=fixed_places)
+
+        return self._layout.sum(of_rows, rows) if self._layout else of_rows(rows)
 
     def _release(self, draw: Draw, total: ClippedSum | UnclippedSum) -> Released:
         self._require_noise(draw.noise)

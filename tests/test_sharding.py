@@ -1,0 +1,157 @@
+"""A table on several devices: the same chain as on one, and noise that is drawn once."""
+
+import math
+import re
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_dp import DPHMC, DPSGLD, MCMC, DPBarker, DPExponentialFamily, DPPenalty, Preparation
+from numpyro_dp.sharding import layout_of
+
+N, D = 600, 3
+
+
+def model(X, y=None):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ b), obs=y)
+
+
+def conjugate(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
+def table():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (N, D)).astype(np.float32)
+    return X, (rng.random(N) < 1 / (1 + np.exp(-X @ np.array([1.0, -1.0, 0.5])))).astype(np.int32)
+
+
+def spread(*arrays, num_devices=2):
+    mesh = jax.make_mesh((num_devices,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = jax.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
+    return tuple(jax.device_put(x, sharding) for x in arrays)
+
+
+KERNELS = {
+    "hmc": lambda: DPHMC(model, eps=20.0, noise_seed=1, prepare=False, step_size=0.05, clip_grad=3.0, clip_ratio=3.0),
+    "hmc_adding": lambda: DPHMC(
+        model,
+        eps=20.0,
+        delta=1e-5,
+        noise_seed=1,
+        prepare=False,
+        step_size=0.05,
+        neighboring_relation="add_or_remove_one",
+    ),
+    "penalty": lambda: DPPenalty(model, eps=20.0, noise_seed=1, prepare=False),
+    "barker": lambda: DPBarker(model, eps=20.0, noise_seed=1),
+    "prepared": lambda: DPHMC(model, eps=20.0, noise_seed=1, prepare=Preparation(force=True)),
+    "walk": lambda: DPPenalty(model, eps=20.0, noise_seed=1, prepare=Preparation(force=True, mode="walk")),
+    "sgld": lambda: DPSGLD(model, eps=20.0, noise_seed=1, batch_size=50),
+    "not_private": lambda: DPPenalty(model, eps=float("inf"), prepare=False),
+}
+
+
+def draws(kernel, args, chain_method="sequential", num_chains=1, **options):
+    mcmc = MCMC(
+        kernel,
+        num_warmup=10,
+        num_samples=30,
+        num_chains=num_chains,
+        chain_method=chain_method,
+        progress_bar=False,
+        **options,
+    )
+    mcmc.run(jax.random.key(3), *args)
+    return np.asarray(jax.tree.leaves(mcmc.get_samples())[0]), mcmc
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.filterwarnings("ignore")
+def test_the_chain_is_that_of_one_device(name):
+    """With the same noise, which is therefore drawn once, and not on each device."""
+    one, on_one = draws(KERNELS[name](), table())
+    two, on_two = draws(KERNELS[name](), spread(*table()))
+    np.testing.assert_allclose(two, one, rtol=2e-3, atol=2e-3)
+    assert on_two.privacy.eps == on_one.privacy.eps
+    assert on_two.privacy.releases == on_one.privacy.releases
+
+
+def test_statistics_are_those_of_one_device():
+    def kernel():
+        return DPExponentialFamily(conjugate, eps=5.0, bounds=(-3.0, 3.0), noise_seed=1)
+
+    y = table()[0][:, 0]
+    one, _ = draws(kernel(), (y,))
+    two, _ = draws(kernel(), spread(y))
+    np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-4)
+
+
+def test_vectorized_chains_on_several_devices():
+    one, _ = draws(KERNELS["hmc"](), table(), "vectorized", 2)
+    two, _ = draws(KERNELS["hmc"](), spread(*table()), "vectorized", 2)
+    np.testing.assert_allclose(two, one, rtol=2e-3, atol=2e-3)
+
+
+def test_noise_on_each_device_would_be_noticed(monkeypatch):
+    """A mutation: something is added before the total is taken."""
+    from numpyro_dp.clipping import ClippedSum
+    from numpyro_dp.sharding import Layout
+
+    def twice(self, of_rows, rows):
+        found = honest(self, of_rows, rows)
+        return ClippedSum(found.hi + 8, found.lo, found.bound)
+
+    honest = Layout.sum
+    one, _ = draws(KERNELS["hmc"](), table())
+    monkeypatch.setattr(Layout, "sum", twice)
+    two, _ = draws(KERNELS["hmc"](), spread(*table()))
+    assert np.abs(two - one).max() > 0.01
+
+
+def test_only_sums_travel():
+    """Each device reads its own rows: no array is as long as the table, and what is exchanged are a few numbers."""
+    X, y = spread(*table())
+    kernel = DPHMC(model, eps=20.0, prepare=False, step_size=0.05, num_iterations=10)
+    state = kernel.init(jax.random.key(0), 0, None, (X, y), {})
+    text = jax.jit(lambda state, X, y: kernel.sample(state, (X, y), {})).lower(state, X, y).compile().as_text()
+    assert f"[{N // 2},{D}]" in text
+    assert f"[{N},{D}]" not in text
+    exchanged = [
+        math.prod(int(length) for length in shape.split(",") if length)
+        for results in re.findall(r"= (.*?) (?:all-\w+|collective-\w+)\(", text)
+        for shape in re.findall(r"\[([\d,]*)\]", results)
+    ]
+    assert 2 * D < sum(exchanged) < 50 * D
+    assert max(exchanged) <= 2 * 8 * D  # the noise of all gradients
+
+
+# -- What cannot be --------------------------------------------------------------------------------------------------
+
+
+def test_arrays_that_lie_differently_are_refused():
+    X, y = table()
+    with pytest.raises(ValueError, match=r"all arrays of the table must be spread .*\(600,\) spread as \(\)"):
+        draws(KERNELS["hmc"](), (spread(X)[0], y))
+
+
+def test_columns_cannot_be_spread():
+    X, _ = table()
+    mesh = jax.make_mesh((2,), ("columns",), axis_types=(jax.sharding.AxisType.Auto,))
+    columns = jax.device_put(X[:, :2], jax.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "columns")))
+    with pytest.raises(ValueError, match="only the rows"):
+        layout_of([columns])
+
+
+def test_parallel_chains_and_units_need_one_device():
+    with pytest.raises(ValueError, match="chain_method='parallel'"):
+        draws(KERNELS["hmc"](), spread(*table()), "parallel", 2)
+    with pytest.raises(ValueError, match="cannot be spread over devices"):
+        draws(DPPenalty(model, eps=1.0, prepare=False, unit=np.arange(N) // 2), spread(*table()))
