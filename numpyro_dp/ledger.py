@@ -350,6 +350,14 @@ class Ledger:
         with self._lock:
             return {name: tuple(counts) for name, counts in self._spent.items()}
 
+    def take_over(self, spent: Mapping[str, Sequence[int]]) -> None:
+        """Count what the process that draws the noise has counted, where several run the same program."""
+        with self._lock:
+            self._spent = {
+                name: [max(pair) for pair in zip(own, map(int, spent[name]), strict=True)]
+                for name, own in self._spent.items()
+            }
+
     def _gone(self) -> dict[str, np.ndarray]:
         """Releases of each kind that cannot be made any more: made here, or claimed by others who resumed this run."""
         with self._lock:

@@ -6,7 +6,8 @@ A table is sharded by JAX's own means, rows over the devices of a mesh::
     X = jax.device_put(X, jax.NamedSharding(mesh, jax.P("rows")))
 
 Sums over rows are integers (see `numpyro_dp.clipping`), so their total is the same on any number of devices, in any
-order. Noise is drawn once, on the host, and added to the total.
+order. Noise is drawn once, on the host, and added to the total. Where devices belong to several processes, all of which
+run the same program (`jax.distributed`), that is the host of the first one.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,6 +38,11 @@ class Layout(NamedTuple):
         for axis in self.axes:
             size *= self.mesh.shape[axis]
         return size
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes these devices belong to."""
+        return len({device.process_index for device in self.mesh.devices.flat})
 
     def map(self, of_rows: Callable[[Any], Any], rows: Any) -> Any:
         """From each device's rows to arrays whose leading axis is spread likewise."""

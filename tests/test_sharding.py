@@ -1,7 +1,13 @@
 """A table on several devices: the same chain as on one, and noise that is drawn once."""
 
 import math
+import os
+import pickle
 import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,6 +16,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_dp import DPHMC, DPSGLD, MCMC, DPBarker, DPExponentialFamily, DPPenalty, Preparation
+from numpyro_dp.noise import NoiseSource
 from numpyro_dp.sharding import layout_of
 
 N, D = 600, 3
@@ -131,6 +138,52 @@ def test_only_sums_travel():
     ]
     assert 2 * D < sum(exchanged) < 50 * D
     assert max(exchanged) <= 2 * 8 * D  # the noise of all gradients
+
+
+def count_noise():
+    """A list that grows by one whenever noise is drawn in this process."""
+    drawn, draw = [], NoiseSource.draw
+
+    def counted(self, *arguments):
+        drawn.append(1)
+        return draw(self, *arguments)
+
+    NoiseSource.draw = counted
+    return drawn
+
+
+def test_two_processes_run_the_chain_of_one(tmp_path):
+    """Each has half of the rows; the first one draws the noise, once, and both report what was released."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    worker = Path(__file__).parent / "sharding_worker.py"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    environment["PYTHONPATH"] = os.pathsep.join([str(worker.parent.parent), environment.get("PYTHONPATH", "")])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(worker), address, "2", str(index), str(tmp_path)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=200)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
+    first, second = (pickle.loads((tmp_path / f"result-{index}.pkl").read_bytes()) for index in range(2))
+    np.testing.assert_array_equal(first["draws"], second["draws"])
+    alone, mcmc = draws(KERNELS["hmc"](), table())
+    np.testing.assert_allclose(first["draws"], alone, rtol=2e-3, atol=2e-3)
+    assert (first["drawn"] > 0, second["drawn"]) == (True, 0)
+    assert first["releases"] == second["releases"] == mcmc.privacy.releases
+    assert "preparation cannot run in several processes" in first["refusal"]
+    assert first["refusal"] == second["refusal"]
 
 
 # -- What cannot be --------------------------------------------------------------------------------------------------

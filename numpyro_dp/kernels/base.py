@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
-from jax.experimental import io_callback
+from jax.experimental import io_callback, multihost_utils
 from numpyro.infer.hmc_util import warmup_adapter
 from numpyro.infer.initialization import init_to_median
 from numpyro.infer.mcmc import MCMCKernel
@@ -415,23 +415,35 @@ class DPKernel(MCMCKernel, Algorithm):
 
     def settle(self) -> None:
         """Tell the budget of the table, if there is one, what has not been released; `numpyro_dp.MCMC` does."""
+        if self._layout is not None and self._layout.num_processes > 1:  # the first one has counted
+            self._ledger.take_over(multihost_utils.broadcast_one_to_all(self._ledger.spent()))
         self._ledger.settle()
 
     def _admit(self, model_args: tuple, model_kwargs: dict) -> SeparableModel:
         """Check that the budget is for these arguments, and make the kernel ready for them."""
         separated = self._separate(model_args, model_kwargs)
+        rows = _private_leaves(separated, model_args, model_kwargs)
+        self._layout = layout_of(rows)
+        if self._layout is not None:
+            self._check_layout(self._layout)
         self._commit(separated)
         self._require_same_table(separated)
         self._check_arguments(model_args, model_kwargs)
-        rows = _private_leaves(separated, model_args, model_kwargs)
-        self._layout = layout_of(rows)
-        if self._layout is not None and self._unit is not None:
-            raise ValueError(
-                "a table with `unit` cannot be spread over devices: its rows are grouped anew. Keep it on one"
-            )
         self._ledger.bind_table(rows)
         self._prepare(separated, model_args, model_kwargs)
         return separated
+
+    def _check_layout(self, layout: Layout) -> None:
+        """Refuse to spread over devices what cannot be."""
+        if self._unit is not None:
+            raise ValueError(
+                "a table with `unit` cannot be spread over devices, because its rows are grouped anew: keep it on one"
+            )
+        if layout.num_processes > 1 and (self._budget is not None or hasattr(self._owners, "exchange")):
+            raise ValueError(
+                "several processes that share a table cannot charge a `budget` or exchange sums with other owners, "
+                "because each of them would. Leave these out, and count this run's eps by hand"
+            )
 
     @property
     def is_spread(self) -> bool:

@@ -48,6 +48,7 @@ from numpyro_dp.preparation import (
     start_near,
     walk_draws,
 )
+from numpyro_dp.sharding import Layout
 
 RESERVE = "reserve"
 SLOPE_GRID = Grid(2.0**0.5, 6)
@@ -205,6 +206,14 @@ class PreparedKernel(DPKernel):
         leaves = jax.tree.leaves((model_args, model_kwargs))
         arguments = self._separate(model_args, model_kwargs).arguments
         return [leaf for leaf, a in zip(leaves, arguments, strict=True) if not a.private]
+
+    def _check_layout(self, layout: Layout) -> None:
+        super()._check_layout(layout)
+        if self._preparation is not None and layout.num_processes > 1:
+            raise ValueError(
+                "a kernel with a preparation cannot run in several processes: each would draw noise of its own for the "
+                "same sums. Give `prepare=False`, or put the table on the devices of one process"
+            )
 
     def _prepare(self, separated: SeparableModel, model_args: tuple, model_kwargs: dict) -> None:
         if self._preparation is None:
