@@ -103,6 +103,10 @@ def clipped_sum(
     :param fixed_places: whether neighbouring tables have all rows but one in the same places, so that vectors may be
         added up by blocks.
     """
+    # Where a program holds the table as a constant, compilers look at it: a column in which all rows are alike becomes
+    # a number, and then all rows are computed by other instructions than those of a neighbouring table are, with other
+    # last bits. They do not look past a barrier.
+    rows = lax.optimization_barrier(tuple(rows))
     num_rows = rows[0].shape[0]
     counted_rows = num_rows if size is None else size
     result = jax.eval_shape(per_row, tuple(row[:1] for row in rows))
@@ -177,6 +181,7 @@ def clipped_moments(
     per_row: Callable[[tuple], jax.Array], rows: Sequence[jax.Array], bound: jax.Array | float
 ) -> ClippedMoments:
     """Moments of the scalar `per_row` over `rows`, each value clipped to +-`bound` and rounded to 2**-15 of it."""
+    rows = lax.optimization_barrier(tuple(rows))  # see `clipped_sum`
     size = rows[0].shape[0]
     values = jax.vmap(per_row)(tuple(row[:, None] for row in rows))
     dtype = jnp.promote_types(values.dtype, jnp.float32)
@@ -303,7 +308,10 @@ def _radius(dimension: int, room: float) -> float:
 
 
 def sum_steps(steps: jax.Array, owners: OwnerIndex | None = None) -> tuple[jax.Array, jax.Array]:
-    """Exact sum over the leading axis (at most 2**17 rows of at most `GRID` steps), in int32 throughout."""
+    """Exact sum over the leading axis, of at most `GRID` steps each, in int32 throughout.
+
+    At most 2**26 rows; with owners at most 2**17.
+    """
     if owners is not None:
         high = jax.ops.segment_sum(steps >> 12, owners.of_row, owners.num_owners)
         return normalize(high, jax.ops.segment_sum(steps & 4095, owners.of_row, owners.num_owners))
@@ -314,7 +322,7 @@ def sum_steps(steps: jax.Array, owners: OwnerIndex | None = None) -> tuple[jax.A
 
 
 def sum_in_limbs(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Exact sum over the leading axis of at most 2**19 integers of at most 2**30, as ``hi * 2**24 + lo``."""
+    """Exact sum over the leading axis of at most 2**19 integers, as ``hi * 2**24 + lo``."""
     high, middle, low = (jnp.sum(limb, 0, jnp.int32) for limb in (steps >> 22, (steps >> 11) & 2047, steps & 2047))
     middle = middle + (low >> 11)
     high = high + (middle >> 11)

@@ -15,6 +15,7 @@ single direct part, all of z. The density of a row is a function of the parts' v
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.interpreters.partial_eval import dce_jaxpr
+from jax.lax import GatherScatterMode, Precision
 
 Row = tuple[jax.Array, ...]
 
@@ -191,6 +193,8 @@ class _Origins:
         """Whether it takes the members of parameters that a row chooses."""
         if eqn.primitive.name not in ("gather", "dynamic_slice"):
             return False
+        if eqn.params.get("mode") == GatherScatterMode.FILL_OR_DROP:  # what it fills in is no parameter
+            return False
         operand, *which = eqn.invars
         by_row = any(self.of_row_only(v) for v in which)
         by_parameters = any(isinstance(v, Var) and v in self.of_z for v in which)
@@ -279,9 +283,9 @@ class _Mover:
                 for x, s in zip(operands, scalars, strict=True)
             )
             result = one + other if name == "add" else one - other
-        elif name == "mul" and scalars[0] is not None:
+        elif name == "mul" and scalars[0] is not None and scalars[1] is None:
             result = scalars[0] * self.multiply(operands[1])
-        elif name in ("mul", "div") and scalars[1] is not None:
+        elif name in ("mul", "div") and scalars[0] is None and scalars[1] is not None:
             product = self.multiply(operands[0])
             result = product * scalars[1] if name == "mul" else product / scalars[1]
         elif name == "neg":
@@ -307,7 +311,7 @@ class _Mover:
         if any(_aval(v).shape != _aval(product.outvars[0]).shape for v in product.invars):
             raise _CannotMoveError
         x, b = (jnp.ravel(_read(self.env, product.invars[k])) for k in which)
-        return jnp.dot(x, b).reshape(_aval(self.eqn.outvars[0]).shape)
+        return jnp.dot(x, b, precision=Precision.HIGHEST).reshape(_aval(self.eqn.outvars[0]).shape)
 
 
 # -- Reading the parts off ---------------------------------------------------------------------------------------------
@@ -431,7 +435,7 @@ class _Reader:
         of_x, of_b = (contracted[k] for k in which)
         free_of_x, free_of_b = ([k for k in range(_aval(v).ndim) if k not in of] for v, of in ((x, of_x), (b, of_b)))
         coordinates = self.origins.views[b].transpose(*of_b, *free_of_b)
-        coordinates = coordinates.reshape(int(np.prod(coordinates.shape[: len(of_b)])), -1)
+        coordinates = coordinates.reshape(*(math.prod(part) for part in np.split(coordinates.shape, [len(of_b)])))
         is_one_row = all(_aval(x).shape[k] == 1 for k in free_of_x)
         same_dtype = _aval(x).dtype == _aval(b).dtype == _aval(eqn.outvars[0]).dtype
         if any(batch[k] for k in which) or not is_one_row or not same_dtype or not _is_one_to_one(coordinates):

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -218,6 +219,93 @@ def test_each_row_counts_once_whatever_the_chunks():
     for one, other in zip(*(program(chunk)(rows_like(), z, 1e3) for chunk in (False, True)), strict=True):
         ours, theirs = (np.atleast_1d(steps(total)).astype(float) for total in (one, other))
         np.testing.assert_allclose(ours, theirs, atol=NUM_ROWS * 2)
+
+
+def test_a_column_of_equal_values_is_not_compiled_into_the_sums(monkeypatch):
+    """Programs hold tables as constants. If compilers saw that all outcomes are alike in one table, and that one is not
+    in its neighbour, they would compute *all* rows by other instructions."""
+    n = 2**14
+    rng = np.random.default_rng(3)
+    X = jnp.asarray(rng.normal(size=(n, 2)), jnp.float32)
+    points = jnp.asarray(rng.normal(size=(12, 3)) * 0.5, jnp.float32)
+    ends = points + jnp.asarray(rng.normal(size=(12, 3)) * 1e-4, jnp.float32)
+
+    def density(z, row):
+        return jnp.sum(dist.Gamma(jnp.exp(z[2]), jnp.exp(row[0] @ z[:2])).log_prob(row[1]))
+
+    def ratios(y, general):
+        rows = (X, jnp.asarray(y))
+        sums = sums_of(density, rows, 3)
+
+        def one(z, z_new):
+            if general:
+                return clipped_sum(lambda row: density(z_new, row) - density(z, row), rows, 1e-3)
+            return sums.log_ratio(z, z_new, 1e-3)
+
+        def at(k, found):
+            total = one(points[k], ends[k])
+            return found[0].at[k].set(total.hi), found[1].at[k].set(total.lo)
+
+        start = (jnp.zeros(12, jnp.int32), jnp.zeros(12, jnp.int32))
+        hi, lo = jax.jit(lambda: jax.lax.fori_loop(0, 12, at, start))()
+        return np.asarray(hi).astype(float) * 2**24 + np.asarray(lo)
+
+    def largest_change(general):
+        alike = np.full(n, 30, np.float32)
+        return np.abs(ratios(alike, general) - ratios(np.where(np.arange(n), alike, 29), general)).max() / (2 * GRID)
+
+    assert largest_change(True) <= 1
+    assert largest_change(False) <= 1
+    monkeypatch.setattr(jax.lax, "optimization_barrier", lambda values: values)
+    if jax.default_backend() == "cpu":  # a mutation, to see that there is something to find
+        assert largest_change(False) > 1
+
+
+@pytest.mark.parametrize("fill", [0.0, np.nan])
+def test_what_is_filled_in_for_a_group_that_does_not_exist_is_no_member(fill):
+    """It comes from no coordinate of z, so a row's gradient must not go to any."""
+
+    def density(z, row):
+        effects = z.reshape(3, 50).at[row[0]].get(mode="fill", fill_value=fill)
+        return -0.5 * jnp.sum((row[1][0] - effects) ** 2)
+
+    found = []
+    for outcome in (1e3, -1e3):
+        group, y = np.zeros(256, np.int32), np.zeros(256, np.float32)
+        group[0], y[0] = 99, outcome
+        total = sums_of(density, (jnp.asarray(group), jnp.asarray(y)), 150).gradient(jnp.zeros(150), 1.0)
+        found.append(steps(total).astype(float))
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("bound", [1e-25, 1e23, 1e35])
+def test_bounds_beyond_single_precision_give_nothing(bound):
+    x, slope = np.full((1, 3), 1e-3, np.float32), np.float32([3e38])
+    assert not np.any(steps(linear_program()(x, slope, np.float32(bound))))
+
+
+ODD = {
+    "without parameters": lambda z, row: -jnp.sum(row[0] ** 2),
+    "no columns": lambda z, row: -jnp.sum(row[0][:, :0] @ z[:0]) - z[0],
+    "two numbers": lambda z, row: (row[0] @ (jnp.full(2, z[0]) * z[1]))[0],
+    "reversed": lambda z, row: (row[0] @ (1.0 - 2.0 * z[:2][::-1] / z[2]))[0],
+    "tied": lambda z, row: (row[0] @ z[:2])[0] * z[0] - (row[0] @ z[1:])[0] ** 2,
+    "sum of products": lambda z, row: jnp.sum(row[0] * z[:2]) ** 2 * z[2],
+    "a member and all": lambda z, row: z[jnp.int32(row[0][0, 0] > 0)] * jnp.sum(z),
+    "conditional": lambda z, row: jax.lax.cond(row[0][0, 0] > 0, lambda: z[0] ** 2, lambda: z[1] * z[2]),
+    "scan": lambda z, row: jax.lax.scan(lambda c, x: (c * z[0] + x, None), z[1], row[0][0])[0],
+    "stopped": lambda z, row: (row[0] @ jax.lax.stop_gradient(z[:2]))[0] * z[2],
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_gradients_of_odd_densities(name):
+    rng = np.random.default_rng(0)
+    X, z = jnp.asarray(rng.normal(size=(20, 2)), jnp.float32), jnp.asarray([0.3, -0.7, 1.1])
+    density = ODD[name]
+    total = sums_of(density, (X,), 3).gradient(z, 1e3)
+    expected = jax.grad(lambda z: sum(density(z, (X[k : k + 1],)) for k in range(20)))(z)
+    np.testing.assert_allclose(steps(total).astype(float) * 1e3 / GRID, expected, rtol=1e-4, atol=0.02)
 
 
 # -- Mistakes that must be noticed -------------------------------------------------------------------------------------

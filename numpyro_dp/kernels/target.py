@@ -230,7 +230,7 @@ class PrivateTarget:
             ``2 * power * bound * m`` (replace-one) must be 1, the scale of the noise.
         """
         self._require_all_rows()
-        if self._sums is not None:
+        if self._sums is not None and _is_finite(bound):
             total: ClippedSum | UnclippedSum = self._sums.log_ratio(z, z_new, bound)
         else:
             total = self._sum(None, self._row_log_ratio(z, z_new), bound, 1)
@@ -326,7 +326,7 @@ class PrivateTarget:
         self._require_all_rows()
 
         def values_of(rows: tuple[jax.Array, ...]) -> jax.Array:
-            padded, chunk = whole_chunks(rows, chunk_rows(width * self._rows_per_unit))
+            padded, chunk = whole_chunks(jax.lax.optimization_barrier(rows), chunk_rows(width * self._rows_per_unit))
             values = jax.lax.map(lambda row: per_row(tuple(part[None] for part in row)), padded, batch_size=chunk)
             return values[: rows[0].shape[0]]
 
