@@ -37,9 +37,11 @@ _SMALLEST_NORM = 1e-15  # of the numbers x of a row: squares of smaller ones wou
 
 
 class Table(NamedTuple):
-    """The rows as passes over them need them, with rows of zeros behind them that fill the last block.
+    """The rows as passes over them need them: rows on the last axis, zeros behind them that fill the last block.
 
-    :ivar rows: the private arrays.
+    Rows come last because a row has few numbers: compilers vectorise along the last axis.
+
+    :ivar rows: the private arrays, each with a leading axis of length 1: a row's slice.
     :ivar counts: which rows count.
     :ivar coefficients: of each part; numbers x that are not finite are replaced.
     :ivar norms: of each part: of a row's x, infinite where there was such a number; None for other parts.
@@ -75,7 +77,7 @@ class RowSums:
         self._data: Table | Row = rows
         if num_rows * width <= _WHOLE:
             with once():
-                tabulate = functools.partial(_tabulate, self.structure)
+                tabulate = functools.partial(_tabulate, self.structure, in_blocks=True)
                 self._data = layout.map(tabulate, rows) if layout else tabulate(rows)
         self._chunk = _chunk_rows(width)
 
@@ -110,7 +112,7 @@ class RowSums:
 
         def of_chunk(start: jax.Array, counted: jax.Array) -> tuple[jax.Array, jax.Array]:
             part = tuple(lax.dynamic_slice_in_dim(row, start, chunk) for row in rows)
-            table = _tabulate(self.structure, part)
+            table = _tabulate(self.structure, part, in_blocks=False)
             return of_table(table._replace(counts=table.counts.at[:chunk].set(start + jnp.arange(chunk) >= counted)))
 
         def add_chunk(k: jax.Array, total: tuple) -> tuple:
@@ -125,14 +127,13 @@ class RowSums:
     def _gradient(self, table: Table, z: jax.Array, bound: jax.Array) -> tuple[jax.Array, jax.Array]:
         parts = self.structure.parts
         values = tuple(part.value(z, x) for part, x in zip(parts, table.coefficients, strict=True))
-        axes = tuple(None if part.kind == "direct" else 0 for part in parts)
-        slopes = jax.vmap(jax.grad(self.structure.rest), in_axes=(axes, 0))(values, _one_by_one(table.rows))
+        slopes = self._of_each_row(jax.grad(self.structure.rest))(values, table.rows)
         # The barrier is for safety first, see `clipped_sum`: norm and sum must be those of the same numbers.
         slopes = lax.optimization_barrier(slopes)
-        slopes = tuple(w.reshape(w.shape[0], -1) for w in slopes)
+        slopes = tuple(w.reshape(-1, w.shape[-1]) for w in slopes)
         per_bound = 1 / bound
-        norms = (per_bound if norm is None else (norm * per_bound)[:, None] for norm in table.norms)
-        squares = (jnp.sum((w * norm) ** 2, -1) for w, norm in zip(slopes, norms, strict=True))
+        norms = (per_bound if norm is None else norm * per_bound for norm in table.norms)
+        squares = (jnp.sum((w * norm) ** 2, 0) for w, norm in zip(slopes, norms, strict=True))
         norm_squared = sum(squares, start=jnp.zeros(table.counts.shape, z.dtype))
         factor = jnp.minimum(GRID, clipping.radius_by_blocks(self.size, _BLOCK) * lax.rsqrt(norm_squared)) * per_bound
         # Outside of that range one of two products underflows that must not, the norm's or the sum's.
@@ -142,17 +143,16 @@ class RowSums:
         for part, w, x in zip(parts, slopes, table.coefficients, strict=True):
             if not part.coordinates.size:
                 continue
-            hi, lo = _sum_of_part(part, jnp.where(usable[:, None], w, 0), factor[:, None], x, self.size)
+            hi, lo = _sum_of_part(part, jnp.where(usable, w, 0) * factor, x, self.size)
             total = total[0] + hi, total[1] + lo
         return total
 
     def _log_ratio(self, table: Table, z: jax.Array, z_new: jax.Array, bound: jax.Array) -> tuple[jax.Array, jax.Array]:
         parts = self.structure.parts
-        axes = tuple(None if part.kind == "direct" else 0 for part in parts)
 
         def densities(z: jax.Array) -> jax.Array:
             values = tuple(part.value(z, x) for part, x in zip(parts, table.coefficients, strict=True))
-            return jax.vmap(self.structure.rest, in_axes=(axes, 0))(values, _one_by_one(table.rows))
+            return self._of_each_row(self.structure.rest)(values, table.rows)
 
         change = lax.optimization_barrier(densities(z_new) - densities(z))
         usable = table.counts
@@ -160,34 +160,30 @@ class RowSums:
             usable = usable if norm is None else usable & jnp.isfinite(norm)
         return sum_steps(jnp.where(usable, clipping.scalar_steps(change, bound), 0))
 
+    def _of_each_row(self, function: Callable) -> Callable:
+        axes = tuple(None if part.kind == "direct" else -1 for part in self.structure.parts)
+        return jax.vmap(function, in_axes=(axes, -1), out_axes=-1)
 
-def _sum_of_part(
-    part: Part, slopes: jax.Array, factor: jax.Array, x: jax.Array | None, size: int
-) -> tuple[jax.Array, jax.Array]:
+
+def _sum_of_part(part: Part, slopes: jax.Array, x: jax.Array | None, size: int) -> tuple[jax.Array, jax.Array]:
     """Sum over rows of the gradient with respect to z that one part gives, in steps.
 
-    :param slopes: shape (rows, values of the part): each row's gradient with respect to these, finite.
-    :param factor: shape (rows, 1), what clips it, and makes steps of it.
+    :param slopes: shape (values of the part, rows): each row's gradient with respect to these, clipped, in steps.
     """
     if part.kind == "member":
         assert x is not None
-        return _sum_of_members(slopes * factor, x.reshape(slopes.shape), size)
-    # As products of matrices with the rows of a block on the second axis of the first, which compilers do best.
+        return _sum_of_members(slopes, x.reshape(slopes.shape), size)
+    slopes = slopes.reshape(slopes.shape[0], -1, _BLOCK)
     if part.kind == "direct":
-        sums = _multiply_blocks(slopes, factor)
+        sums = jnp.sum(slopes, -1).T
     else:
         assert x is not None
-        sums = _multiply_blocks(x, slopes * factor)
+        x = x if x.ndim == 3 else x.reshape(-1, _BLOCK, x.shape[-1]).mT
+        sums = jnp.matmul(x, jnp.moveaxis(slopes, 0, -1), precision=lax.Precision.HIGHEST)
     places = part.coordinates.ravel()
     hi, lo = sum_in_limbs(jnp.round(sums).astype(jnp.int32).reshape(sums.shape[0], -1))
     zero = jnp.zeros(size, jnp.int32)
     return zero.at[places].set(hi), zero.at[places].set(lo)
-
-
-def _multiply_blocks(one: jax.Array, other: jax.Array) -> jax.Array:
-    """For each block of rows, the product of one array's columns with the other's."""
-    blocks = [x.reshape(-1, _BLOCK, x.shape[-1]) for x in (one, other)]
-    return jnp.matmul(blocks[0].mT, blocks[1], precision=lax.Precision.HIGHEST)
 
 
 def _sum_of_members(steps: jax.Array, members: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
@@ -196,36 +192,33 @@ def _sum_of_members(steps: jax.Array, members: jax.Array, size: int) -> tuple[ja
     limbs = jnp.stack([rounded >> 12, rounded & 4095], -1)
     zero = jnp.zeros((size, 2), jnp.int32)
     total = jnp.zeros(size, jnp.int32), jnp.zeros(size, jnp.int32)
-    for start in range(0, steps.shape[0], _MEMBER_ROWS):
+    for start in range(0, steps.shape[-1], _MEMBER_ROWS):
         chunk = slice(start, start + _MEMBER_ROWS)
-        high, low = zero.at[members[chunk]].add(limbs[chunk], mode="drop").T
+        high, low = zero.at[members[:, chunk]].add(limbs[:, chunk], mode="drop").T
         total = add_sums(total, normalize(high, low))
     return total
 
 
-def _tabulate(structure: RowStructure, rows: Row) -> Table:
+def _tabulate(structure: RowStructure, rows: Row, in_blocks: bool) -> Table:
     num_rows = rows[0].shape[0]
     missing = -num_rows % _BLOCK
-    if missing:
-        rows = tuple(jnp.pad(row, [(0, missing)] + [(0, 0)] * (row.ndim - 1)) for row in rows)
+    rows = tuple(jnp.pad(jnp.moveaxis(row, 0, -1), [(0, 0)] * (row.ndim - 1) + [(0, missing)])[None] for row in rows)
     counts = jnp.arange(num_rows + missing) < num_rows
+    axes = tuple(0 if part.kind == "dot" else -1 for part in structure.parts)
     # The barrier is for safety: norms and sums must be those of the same numbers.
-    found = lax.optimization_barrier(jax.vmap(structure.coefficients)(_one_by_one(rows)))
-    numbers = [_without_infinities(part, x) for part, x in zip(structure.parts, found, strict=True)]
+    found = lax.optimization_barrier(jax.vmap(structure.coefficients, in_axes=-1, out_axes=axes)(rows))
+    numbers = [_without_infinities(part, x, in_blocks) for part, x in zip(structure.parts, found, strict=True)]
     return Table(rows, counts, tuple(x for x, _ in numbers), tuple(norm for _, norm in numbers))
 
 
-def _without_infinities(part: Part, x: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
+def _without_infinities(part: Part, x: jax.Array | None, in_blocks: bool) -> tuple[jax.Array | None, jax.Array | None]:
     if part.kind != "dot":
         return x, None
     assert x is not None
-    norm = jnp.maximum(jnp.sqrt(jnp.sum(x * x, -1)), _SMALLEST_NORM)
+    norm = jnp.sqrt(jnp.matmul(x * x, jnp.ones(x.shape[-1], x.dtype), precision=lax.Precision.HIGHEST))
+    norm = jnp.maximum(norm, _SMALLEST_NORM)
+    x = x.reshape(-1, _BLOCK, x.shape[-1]).mT if in_blocks else x
     return jnp.where(jnp.isfinite(x), x, 0), jnp.where(jnp.isfinite(norm), norm, jnp.inf)
-
-
-def _one_by_one(rows: Sequence[jax.Array]) -> Row:
-    """With an axis for `vmap` before the leading axis of a single row."""
-    return tuple(row[:, None] for row in rows)
 
 
 def _chunk_rows(width: int) -> int:

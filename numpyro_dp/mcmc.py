@@ -56,8 +56,7 @@ class MCMC(numpyro_mcmc.MCMC):
             self.sampler.require_budget(steps, self.num_chains, args, kwargs, planned, start)
             with _no_compilation_cache_on_disk():
                 self.sampler.prepare(*args, **kwargs)
-                # A program that holds the table as a constant would hold all of it on each device.
-                self._jit_model_args = jit_model_args or self.sampler.is_spread
+                self._jit_model_args = jit_model_args or self.sampler.wants_table_as_argument
                 super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
                 jax.block_until_ready(self._last_state)
             self.sampler.settle()

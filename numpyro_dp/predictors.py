@@ -45,14 +45,18 @@ class Part:
     precision: Any = None
 
     def value(self, z: jax.Array, coefficient: jax.Array | None) -> jax.Array:
-        """Values at z for rows with some coefficients (see `RowStructure.coefficients`), rows first; direct: of all."""
+        """Values at z for rows with some coefficients (see `RowStructure.coefficients`), rows last; direct: of all."""
         if self.kind == "direct":
             return z[self.coordinates]
         assert coefficient is not None
         if self.kind == "member":
             return z[coefficient]
-        products = jnp.matmul(coefficient, z[self.coordinates], precision=self.precision)
-        return products.reshape(-1, *self.shape)
+        if coefficient.ndim == 2:
+            products = jnp.matmul(coefficient, z[self.coordinates], precision=self.precision).T
+        else:
+            z = jnp.broadcast_to(z[self.coordinates].T, (coefficient.shape[0], *self.coordinates.shape[::-1]))
+            products = jnp.moveaxis(jnp.matmul(z, coefficient, precision=self.precision), 0, 1)
+        return products.reshape(*self.shape, -1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -439,6 +443,8 @@ class _Reader:
         is_one_row = all(_aval(x).shape[k] == 1 for k in free_of_x)
         same_dtype = _aval(x).dtype == _aval(b).dtype == _aval(eqn.outvars[0]).dtype
         if any(batch[k] for k in which) or not is_one_row or not same_dtype or not _is_one_to_one(coordinates):
+            return None
+        if not coordinates.size:
             return None
         part = Part("dot", coordinates, _aval(eqn.outvars[0]).shape, eqn.params["precision"])
         return _Use(part, (eqn.outvars[0],), (x,), lambda x: x.transpose(*free_of_x, *of_x).ravel())

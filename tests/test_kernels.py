@@ -242,6 +242,24 @@ def test_options_of_mcmc_do_not_change_the_chains(make, options, capfd):
 
 
 @few_or_prepared
+def test_a_large_table_is_no_constant_of_the_programs(make, monkeypatch):
+    seen = []
+
+    def watched(self, *args, **kwargs):
+        seen.append(self._jit_model_args)
+        return original(self, *args, **kwargs)
+
+    original = numpyro.infer.MCMC.run
+    monkeypatch.setattr(numpyro.infer.MCMC, "run", watched)
+    monkeypatch.setattr(numpyro_dp.kernels.base, "_LARGE_TABLE", X.nbytes - 1)
+    monkeypatch.setattr(numpyro_dp.gradients, "_WHOLE", 0)
+    assert_same_draws(reference(make), run(make(eps=5.0, noise_seed=1)))
+    monkeypatch.setattr(numpyro_dp.kernels.base, "_LARGE_TABLE", 10 * X.nbytes)
+    run(make(eps=5.0, noise_seed=1))
+    assert seen[-2:] == [True, False]
+
+
+@few_or_prepared
 def test_a_single_chain_is_the_first_of_many(make):
     keys = jax.random.split(jax.random.key(0), 2)
     single = MCMC(

@@ -88,7 +88,7 @@ def constant_moments(per_row, rows, bound):
 class ConstantSums:
     """In the place of `RowSums`."""
 
-    def __init__(self, density, rows, z, once):
+    def __init__(self, density, rows, z, once, layout=None):
         pass
 
     def log_ratio(self, z, z_new, bound):

@@ -93,6 +93,10 @@ class DPExponentialFamily(RandomWalk, DPKernel):
         """Whether the number of rows is private, and so one of the statistics."""
         return self._neighboring_relation == "add_or_remove_one"
 
+    @property
+    def wants_table_as_argument(self) -> bool:
+        return self.is_spread  # the statistics of a constant are summed once
+
     def _separate(self, args: tuple, kwargs: dict) -> SeparableModel:
         known = self._known(args, kwargs) is not None
         separated = super()._separate(args, kwargs)
