@@ -16,7 +16,7 @@ rows, for which 0.8% of the bound is kept free.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from numpyro_dp import clipping
+from numpyro_dp.batching import vmap_last
 from numpyro_dp.clipping import GRID, ClippedSum, add_sums, normalize, sum_in_limbs, sum_steps
 from numpyro_dp.predictors import Part, Row, RowStructure, find_structure
 from numpyro_dp.sharding import Layout
@@ -71,7 +72,7 @@ class RowSums:
         once: Callable,
         layout: Layout | None = None,
     ):
-        self.size, self._layout = z.size, layout
+        self.size, self._num_arrays, self._layout = z.size, len(rows), layout
         self.structure = find_structure(density, z, [jax.ShapeDtypeStruct((1, *r.shape[1:]), r.dtype) for r in rows])
         num_rows, width = rows[0].shape[0] // (layout.num_shards if layout else 1), self._numbers_per_row()
         self._data: Table | Row = rows
@@ -161,8 +162,12 @@ class RowSums:
         return sum_steps(jnp.where(usable, clipping.scalar_steps(change, bound), 0))
 
     def _of_each_row(self, function: Callable) -> Callable:
-        axes = tuple(None if part.kind == "direct" else -1 for part in self.structure.parts)
-        return jax.vmap(function, in_axes=(axes, -1), out_axes=-1)
+        parts = self.structure.parts
+        mapped = vmap_last(
+            lambda *args: function(args[: len(parts)], args[len(parts) :]),
+            [part.kind == "direct" for part in parts] + [False] * self._num_arrays,
+        )
+        return lambda values, rows: mapped(*values, *rows)
 
 
 def _sum_of_part(part: Part, slopes: jax.Array, x: jax.Array | None, size: int) -> tuple[jax.Array, jax.Array]:
@@ -175,7 +180,7 @@ def _sum_of_part(part: Part, slopes: jax.Array, x: jax.Array | None, size: int) 
         return _sum_of_members(slopes, x.reshape(slopes.shape), size)
     slopes = slopes.reshape(slopes.shape[0], -1, _BLOCK)
     if part.kind == "direct":
-        sums = jnp.sum(slopes, -1).T
+        sums = jnp.sum(slopes.reshape(slopes.shape[0], _BLOCK, -1), 1).T
     else:
         assert x is not None
         x = x if x.ndim == 3 else x.reshape(-1, _BLOCK, x.shape[-1]).mT

@@ -26,6 +26,8 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.lax import GatherScatterMode, Precision
 
+from numpyro_dp.batching import bind
+
 Row = tuple[jax.Array, ...]
 
 
@@ -123,15 +125,8 @@ def _evaluate(eqn: JaxprEqn, env: dict[Any, Any]) -> None:
             _evaluate(inner_eqn, inner_env)
         outputs = [_read(inner_env, v) for v in inner.jaxpr.outvars]
     else:
-        outputs = _bind(eqn, inputs)
+        outputs = bind(eqn, inputs)
     env.update(zip(eqn.outvars, outputs, strict=True))
-
-
-def _bind(eqn: JaxprEqn, inputs: Sequence) -> list:
-    params = eqn.primitive.get_bind_params(eqn.params)
-    functions, params = params if isinstance(params, tuple) else ((), params)
-    outputs = eqn.primitive.bind(*functions, *inputs, **params)
-    return list(outputs) if eqn.primitive.multiple_results else [outputs]
 
 
 # Of these, each element of the result is computed from the elements in the same place (or from scalars).
@@ -170,7 +165,7 @@ class _Origins:
                     reached.update(eqn.outvars)
             if eqn.primitive.name in _PLACING and all(v in self.views for v in inputs) and len(inputs):
                 with jax.ensure_compile_time_eval():
-                    placed = _bind(eqn, [jnp.asarray(self.views[v]) for v in inputs])
+                    placed = bind(eqn, [jnp.asarray(self.views[v]) for v in inputs])
                 self.views.update(zip(eqn.outvars, map(np.asarray, placed), strict=True))
 
     def maker(self, v: Any) -> JaxprEqn | None:
@@ -265,9 +260,9 @@ class _Mover:
         if v in self.done:
             return self.done[v]
         if self.origins.is_view(v):
-            (result,) = _bind(self.eqn, [self.env[v], *(_read(self.env, x) for x in self.eqn.invars[1:])])
+            (result,) = bind(self.eqn, [self.env[v], *(_read(self.env, x) for x in self.eqn.invars[1:])])
         elif maker is not None and maker.primitive.name in _ELEMENTWISE:
-            (result,) = _bind(maker, [self.choose(x) for x in maker.invars])
+            (result,) = bind(maker, [self.choose(x) for x in maker.invars])
         else:
             raise _CannotMoveError
         self.done[v] = result
@@ -303,7 +298,7 @@ class _Mover:
         """The product with some numbers in the place of the parameters."""
         row, z = self.which
         inputs = {row: _read(self.env, self.eqn.invars[row]), z: parameters}
-        (result,) = _bind(self.eqn, [inputs[0], inputs[1]])
+        (result,) = bind(self.eqn, [inputs[0], inputs[1]])
         return result
 
     def sum_of_products(self, product: JaxprEqn) -> jax.Array:
@@ -371,7 +366,7 @@ class _Reader:
                 eqns.append(eqn)
                 needed.update(v for v in eqn.invars if isinstance(v, Var) and v not in env)
         for eqn in reversed(eqns):
-            outputs = _bind(eqn, [_read(env, v) for v in eqn.invars])
+            outputs = bind(eqn, [_read(env, v) for v in eqn.invars])
             env.update((v, x) for v, x in zip(eqn.outvars, outputs, strict=True) if v not in known)
         return env
 
@@ -458,7 +453,7 @@ class _Reader:
         if not chooses_once or not _is_one_to_one(coordinates):
             return None
         part = Part("member", coordinates, _aval(eqn.outvars[0]).shape)
-        return _Use(part, (eqn.outvars[0],), tuple(which), lambda *at: _bind(eqn, [jnp.asarray(coordinates), *at])[0])
+        return _Use(part, (eqn.outvars[0],), tuple(which), lambda *at: bind(eqn, [jnp.asarray(coordinates), *at])[0])
 
 
 def _is_one_to_one(coordinates: np.ndarray) -> bool:

@@ -1,0 +1,76 @@
+"""`vmap_last` gives what `jax.vmap` gives, and keeps rows on the last axis on the way."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.scipy.special import logsumexp, xlogy
+
+from numpyro_dp.batching import vmap_last
+
+N = 5
+
+
+def numbers(*shape):
+    return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape), jnp.float32)
+
+
+@jax.custom_vjp
+def cube(x):
+    return x**3
+
+
+cube.defvjp(lambda x: (x**3, x), lambda x, g: (3 * x**2 * g,))
+
+
+# Each of a matrix w that all rows share, and of a row's x, shape (3,), and matrix m, shape (2, 3).
+FUNCTIONS = {
+    "elementwise": lambda w, x, m: jnp.where(x > 0, jnp.exp(x) * m, w) + 2.0,
+    "scalar predicate": lambda w, x, m: lax.select(x[0] > 0, m, w),
+    "clamp": lambda w, x, m: lax.clamp(-0.5, m, x[0]),
+    "mixture": lambda w, x, m: logsumexp(w + x * m, 0) - xlogy(jnp.abs(x), 2.0),
+    "matrix of all rows on the left": lambda w, x, m: w @ x,
+    "matrix of all rows on the right": lambda w, x, m: m @ w.T,
+    "matrices of each row": lambda w, x, m: m @ jnp.outer(x, x[:2]),
+    "scalar product": lambda w, x, m: jnp.dot(x, x),
+    "batches of all rows": lambda w, x, m: jnp.einsum("ij,ik->ijk", w, m),
+    "batches of each row": lambda w, x, m: jnp.einsum("ij,ik->ijk", m, 2 * m),
+    "contracted twice": lambda w, x, m: jnp.tensordot(m, w, ((0, 1), (0, 1))),
+    "shapes": lambda w, x, m: jnp.concatenate([m.reshape(3, 2), w.T, x[:, None] * jnp.ones(2)], 0)[::2].T,
+    "along axes": lambda w, x, m: jnp.cumsum(m, 1) + jnp.flip(m, 0) + jnp.max(m, 0) + jnp.argmax(m, 1)[:, None],
+    "chosen elements": lambda w, x, m: w[:, jnp.argmax(x)] + m[jnp.argmin(x[:2])][:2],
+    "slices": lambda w, x, m: jnp.pad(m[:, 1:], 1) + lax.dynamic_slice(w, (0, jnp.argmax(x)), (1, 1)),
+    "sorted": lambda w, x, m: jnp.sort(m, -1),
+    "loop": lambda w, x, m: lax.scan(lambda c, row: (c + row @ w.T, row), x[:2], jnp.stack([x, 2 * x]))[0],
+    "until": lambda w, x, m: lax.while_loop(lambda s: s[0] < 3, lambda s: s + 1, x),
+    "branches": lambda w, x, m: lax.cond(x[0] > 0, lambda: m, lambda: w),
+    "solve": lambda w, x, m: jax.scipy.linalg.solve_triangular(jnp.eye(2) + w @ w.T, m, lower=True),
+    "own derivative": lambda w, x, m: jax.grad(lambda x: jnp.sum(cube(x)) + jnp.sum(jax.nn.softplus(w @ x)))(x),
+    "of all rows only": lambda w, x, m: jnp.sum(w),
+    "several": lambda w, x, m: {"a": x, "b": (m, w[0])},
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_results_are_those_of_vmap(name):
+    function, args = FUNCTIONS[name], (numbers(2, 3), numbers(3, N), numbers(2, 3, N))
+    expected = jax.vmap(function, (None, -1, -1), -1)(*args)
+    found = jax.jit(vmap_last(function, (True, False, False)))(*args)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["elementwise", "mixture", "matrices of each row", "own derivative"])
+def test_rows_stay_on_the_last_axis(name):
+    """What compilers vectorise; `jax.vmap` puts them first."""
+    args = (numbers(2, 3), numbers(3, 7919), numbers(2, 3, 7919))
+
+    def axes(mapped):
+        shapes = {s for s in str(jax.make_jaxpr(mapped)(*args)).replace("]", "[").split("[") if "7919" in s}
+        return {s.split(",").index("7919") - len(s.split(",")) for s in shapes if s.replace(",", "").isdigit()}
+
+    assert axes(vmap_last(FUNCTIONS[name], (True, False, False))) == {-1}
+    assert axes(jax.vmap(FUNCTIONS[name], (None, -1, -1), -1)) != {-1}
