@@ -69,7 +69,7 @@ def _evaluate(closed: ClosedJaxpr, inputs: Sequence[_Value], num_rows: int) -> l
     env.update(zip(closed.jaxpr.invars, inputs, strict=True))
 
     def value(v: Any) -> _Value:
-        return _Value(jnp.asarray(v.val, v.aval.dtype), False) if isinstance(v, Literal) else env[v]
+        return _Value(jnp.asarray(v.val, aval(v).dtype), False) if isinstance(v, Literal) else env[v]
 
     for eqn in closed.jaxpr.eqns:
         values = [value(v) for v in eqn.invars]
@@ -86,12 +86,12 @@ def _evaluate(closed: ClosedJaxpr, inputs: Sequence[_Value], num_rows: int) -> l
 
 def _of_rows(eqn: JaxprEqn, values: Sequence[_Value], num_rows: int) -> list:
     """One operation of which an operand differs from row to row."""
-    name, params, shape = eqn.primitive.name, eqn.params, eqn.outvars[0].aval.shape
+    name, params, shape = eqn.primitive.name, eqn.params, aval(eqn.outvars[0]).shape
     axis = len(shape)  # of the rows in the result
     if name in _ELEMENTWISE:
         return bind(eqn, [_with_rows(v, shape, num_rows) for v in values])
     if name in _ALONG_AXES:
-        arrays = [_with_rows(v, x.aval.shape, num_rows) for v, x in zip(values, eqn.invars, strict=True)]
+        arrays = [_with_rows(v, aval(x).shape, num_rows) for v, x in zip(values, eqn.invars, strict=True)]
         return bind(eqn, arrays)
     if len(values) == 1:
         (x,) = (v.array for v in values)
@@ -149,6 +149,11 @@ def _with_rows(value: _Value, shape: tuple[int, ...], num_rows: int) -> jax.Arra
         return array
     here = (len(shape),) if of_rows else tuple(range(array.ndim))
     return lax.broadcast_in_dim(array, (*shape, num_rows), here)
+
+
+def aval(v: Any) -> Any:
+    """Shape and dtype of a variable of a jaxpr."""
+    return v.aval
 
 
 def bind(eqn: JaxprEqn, inputs: Sequence) -> list:

@@ -26,7 +26,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.lax import GatherScatterMode, Precision
 
-from numpyro_dp.batching import bind
+from numpyro_dp.batching import aval, bind
 
 Row = tuple[jax.Array, ...]
 
@@ -102,18 +102,13 @@ def _flatten(closed: ClosedJaxpr) -> ClosedJaxpr:
             _evaluate(eqn, env)
         return [_read(env, v) for v in closed.jaxpr.outvars]
 
-    flat = jax.make_jaxpr(run)(*(_aval(v) for v in closed.jaxpr.invars))
+    flat = jax.make_jaxpr(run)(*(aval(v) for v in closed.jaxpr.invars))
     jaxpr, _ = dce_jaxpr(flat.jaxpr, [True] * len(flat.jaxpr.outvars), instantiate=True)
     return ClosedJaxpr(jaxpr, flat.consts)
 
 
 def _read(env: dict[Any, Any], v: Any) -> Any:
     return v.val if isinstance(v, Literal) else env[v]
-
-
-def _aval(v: Any) -> Any:
-    """Shape and dtype of a variable."""
-    return v.aval
 
 
 def _evaluate(eqn: JaxprEqn, env: dict[Any, Any]) -> None:
@@ -156,7 +151,7 @@ class _Origins:
         z, *row = closed.jaxpr.invars
         self.of_z, self.of_row = {z}, set(row)
         self.made_by: dict[Any, JaxprEqn] = {}
-        self.views: dict[Any, np.ndarray] = {z: np.arange(_aval(z).size, dtype=np.int32)}
+        self.views: dict[Any, np.ndarray] = {z: np.arange(aval(z).size, dtype=np.int32)}
         for eqn in closed.jaxpr.eqns:
             inputs = [v for v in eqn.invars if isinstance(v, Var)]
             self.made_by.update(dict.fromkeys(eqn.outvars, eqn))
@@ -216,12 +211,12 @@ def _move_behind(closed: ClosedJaxpr) -> ClosedJaxpr:
         for eqn in closed.jaxpr.eqns:
             try:
                 result = _Mover(origins, env, eqn).result()
-                env[eqn.outvars[0]] = jnp.broadcast_to(result, _aval(eqn.outvars[0]).shape)
+                env[eqn.outvars[0]] = jnp.broadcast_to(result, aval(eqn.outvars[0]).shape)
             except _CannotMoveError:
                 _evaluate(eqn, env)
         return [_read(env, v) for v in closed.jaxpr.outvars]
 
-    return _flatten(jax.make_jaxpr(run)(*(_aval(v) for v in closed.jaxpr.invars)))
+    return _flatten(jax.make_jaxpr(run)(*(aval(v) for v in closed.jaxpr.invars)))
 
 
 class _Mover:
@@ -244,10 +239,10 @@ class _Mover:
 
     def scalar(self, v: Any) -> Any:
         """The value of a number, or of one that is broadcast; None for any other variable."""
-        if not _aval(v).shape:
+        if not aval(v).shape:
             return _read(self.env, v)
         maker = self.origins.maker(v)
-        if maker is not None and maker.primitive.name == "broadcast_in_dim" and not _aval(maker.invars[0]).shape:
+        if maker is not None and maker.primitive.name == "broadcast_in_dim" and not aval(maker.invars[0]).shape:
             return _read(self.env, maker.invars[0])
         return None
 
@@ -278,7 +273,7 @@ class _Mover:
             result = self.product(self.env[v])
         elif name in ("add", "sub"):
             one, other = (
-                self.multiply(x) if s is None else self.product(jnp.full(_aval(v).shape, s, _aval(v).dtype))
+                self.multiply(x) if s is None else self.product(jnp.full(aval(v).shape, s, aval(v).dtype))
                 for x, s in zip(operands, scalars, strict=True)
             )
             result = one + other if name == "add" else one - other
@@ -304,13 +299,13 @@ class _Mover:
     def sum_of_products(self, product: JaxprEqn) -> jax.Array:
         """``sum(x * b)``, written as a product."""
         which = self.origins.product(product) if product.primitive.name == "mul" else None
-        kept = [n for k, n in enumerate(_aval(product.outvars[0]).shape) if k not in self.eqn.params["axes"]]
+        kept = [n for k, n in enumerate(aval(product.outvars[0]).shape) if k not in self.eqn.params["axes"]]
         if which is None or any(n != 1 for n in kept) or not self.origins.is_view(product.invars[which[1]]):
             raise _CannotMoveError
-        if any(_aval(v).shape != _aval(product.outvars[0]).shape for v in product.invars):
+        if any(aval(v).shape != aval(product.outvars[0]).shape for v in product.invars):
             raise _CannotMoveError
         x, b = (jnp.ravel(_read(self.env, product.invars[k])) for k in which)
-        return jnp.dot(x, b, precision=Precision.HIGHEST).reshape(_aval(self.eqn.outvars[0]).shape)
+        return jnp.dot(x, b, precision=Precision.HIGHEST).reshape(aval(self.eqn.outvars[0]).shape)
 
 
 # -- Reading the parts off ---------------------------------------------------------------------------------------------
@@ -347,11 +342,11 @@ class _Reader:
             )
 
         def rest(values: Sequence[jax.Array], row: Row) -> jax.Array:
-            known = {v: x.reshape(_aval(v).shape) for use, x in zip(uses, values, strict=True) for v in use.holders}
+            known = {v: x.reshape(aval(v).shape) for use, x in zip(uses, values, strict=True) for v in use.holders}
             return _read(self._run(known, row, [density]), density)
 
         of_rows = [v for eqn in self.closed.jaxpr.eqns for v in eqn.outvars if v in self.origins.of_row]
-        width = max([1, *(_aval(v).size for v in of_rows)])
+        width = max([1, *(aval(v).size for v in of_rows)])
         return RowStructure(tuple(use.part for use in uses), width, coefficients, rest)
 
     def _run(self, known: dict[Any, jax.Array], row: Row, wanted: Sequence) -> dict[Any, Any]:
@@ -374,7 +369,7 @@ class _Reader:
         ordinary: set[Any] = set()  # results of products and choices that are no parts
         while True:
             uses = self._uses(ordinary)
-            times = np.zeros(_aval(self.z).size, int)
+            times = np.zeros(aval(self.z).size, int)
             for use in uses:
                 np.add.at(times, use.part.coordinates.ravel(), 1)
             shared = [use for use in uses if (times[use.part.coordinates] > 1).any()]
@@ -382,7 +377,7 @@ class _Reader:
                 return uses
             demoted = {v for use in shared if use.part.kind != "direct" for v in use.holders}
             if not demoted:
-                return [_Use(Part("direct", self.origins.views[self.z], _aval(self.z).shape), (self.z,))]
+                return [_Use(Part("direct", self.origins.views[self.z], aval(self.z).shape), (self.z,))]
             ordinary |= demoted
 
     def _uses(self, ordinary: set[Any]) -> list[_Use]:
@@ -395,7 +390,7 @@ class _Reader:
                 return
             if self.origins.is_view(v):
                 v = self._whole(v)
-                same = direct.setdefault((_aval(v).shape, self.origins.views[v].tobytes()), [])
+                same = direct.setdefault((aval(v).shape, self.origins.views[v].tobytes()), [])
                 same.extend([] if v in same else [v])
             else:
                 needed.add(v)
@@ -412,7 +407,7 @@ class _Reader:
             for v in eqn.invars:
                 look_at(v)
         for holders in direct.values():
-            uses.append(_Use(Part("direct", self.origins.views[holders[0]], _aval(holders[0]).shape), tuple(holders)))
+            uses.append(_Use(Part("direct", self.origins.views[holders[0]], aval(holders[0]).shape), tuple(holders)))
         return uses
 
     def _whole(self, v: Any) -> Any:
@@ -432,16 +427,16 @@ class _Reader:
         x, b = (eqn.invars[k] for k in which)
         contracted, batch = eqn.params["dimension_numbers"]
         of_x, of_b = (contracted[k] for k in which)
-        free_of_x, free_of_b = ([k for k in range(_aval(v).ndim) if k not in of] for v, of in ((x, of_x), (b, of_b)))
+        free_of_x, free_of_b = ([k for k in range(aval(v).ndim) if k not in of] for v, of in ((x, of_x), (b, of_b)))
         coordinates = self.origins.views[b].transpose(*of_b, *free_of_b)
         coordinates = coordinates.reshape(*(math.prod(part) for part in np.split(coordinates.shape, [len(of_b)])))
-        is_one_row = all(_aval(x).shape[k] == 1 for k in free_of_x)
-        same_dtype = _aval(x).dtype == _aval(b).dtype == _aval(eqn.outvars[0]).dtype
+        is_one_row = all(aval(x).shape[k] == 1 for k in free_of_x)
+        same_dtype = aval(x).dtype == aval(b).dtype == aval(eqn.outvars[0]).dtype
         if any(batch[k] for k in which) or not is_one_row or not same_dtype or not _is_one_to_one(coordinates):
             return None
         if not coordinates.size:
             return None
-        part = Part("dot", coordinates, _aval(eqn.outvars[0]).shape, eqn.params["precision"])
+        part = Part("dot", coordinates, aval(eqn.outvars[0]).shape, eqn.params["precision"])
         return _Use(part, (eqn.outvars[0],), (x,), lambda x: x.transpose(*free_of_x, *of_x).ravel())
 
     def _member(self, eqn: JaxprEqn) -> _Use | None:
@@ -449,10 +444,10 @@ class _Reader:
             return None
         operand, *which = eqn.invars
         coordinates = self.origins.views[operand]
-        chooses_once = eqn.primitive.name == "dynamic_slice" or np.prod(_aval(which[0]).shape[:-1]) == 1
+        chooses_once = eqn.primitive.name == "dynamic_slice" or np.prod(aval(which[0]).shape[:-1]) == 1
         if not chooses_once or not _is_one_to_one(coordinates):
             return None
-        part = Part("member", coordinates, _aval(eqn.outvars[0]).shape)
+        part = Part("member", coordinates, aval(eqn.outvars[0]).shape)
         return _Use(part, (eqn.outvars[0],), tuple(which), lambda *at: bind(eqn, [jnp.asarray(coordinates), *at])[0])
 
 

@@ -45,12 +45,15 @@ class Layout(NamedTuple):
         return len({device.process_index for device in self.mesh.devices.flat})
 
     def map(self, of_rows: Callable[[Any], Any], rows: Any) -> Any:
-        """From each device's rows to arrays whose leading axis is spread likewise."""
+        """From each device's rows to arrays for `sum`, each device's stacked on the leading axis, whatever that is."""
         spread = PartitionSpec(self.axes)
         return jax.shard_map(of_rows, mesh=self.mesh, in_specs=spread, out_specs=spread, check_vma=False)(rows)
 
     def sum(self, of_rows: Callable[[Any], Any], rows: Any) -> Any:
-        """The total of what `of_rows`, a `ClippedSum` or an `UnclippedSum`, makes of each device's rows."""
+        """The total of what `of_rows`, a `ClippedSum` or an `UnclippedSum`, makes of each device's rows.
+
+        :param rows: arrays whose leading axis is spread: rows, or what `map` made of them.
+        """
 
         # What `of_rows` closes over is handed over as an argument: inside of `shard_map` it would be of another mesh.
         own = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0] // self.num_shards, *x.shape[1:]), x.dtype), rows)
