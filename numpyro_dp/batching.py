@@ -106,9 +106,26 @@ def _of_rows(eqn: JaxprEqn, values: Sequence[_Value], num_rows: int) -> list:
             return [lax.slice(x, (*params["start_indices"], 0), (*params["limit_indices"], num_rows), strides)]
     if name == "dot_general":
         return [_dot(params, *values)]
+    if name == "gather" and not values[1].of_rows:
+        return _in_windows(eqn, "offset_dims", axis, values, num_rows)
+    if name == "scatter-add" and not values[1].of_rows:
+        return _in_windows(eqn, "update_window_dims", len(aval(eqn.invars[2]).shape), values, num_rows)
     axes = tuple(-1 if v.of_rows else None for v in values)
     mapped = jax.vmap(lambda *x: bind(eqn, x), in_axes=axes, out_axes=-1)
     return mapped(*(v.array for v in values))
+
+
+def _in_windows(eqn: JaxprEqn, windows: str, axis: int, values: Sequence[_Value], num_rows: int) -> list:
+    """Gather or scatter elements at places that all rows share: with a further axis of each window, the rows."""
+    numbers = eqn.params["dimension_numbers"]
+    params = {"dimension_numbers": numbers._replace(**{windows: (*getattr(numbers, windows), axis)})}
+    if "slice_sizes" in eqn.params:
+        params["slice_sizes"] = (*eqn.params["slice_sizes"], num_rows)
+    arrays = [
+        v.array if k == 1 else _with_rows(v, aval(x).shape, num_rows)
+        for k, (v, x) in enumerate(zip(values, eqn.invars, strict=True))
+    ]
+    return bind(eqn.replace(params=eqn.params | params), arrays)
 
 
 def _dot(params: dict, one: _Value, other: _Value) -> jax.Array:

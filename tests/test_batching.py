@@ -40,6 +40,9 @@ FUNCTIONS = {
     "shapes": lambda w, x, m: jnp.concatenate([m.reshape(3, 2), w.T, x[:, None] * jnp.ones(2)], 0)[::2].T,
     "along axes": lambda w, x, m: jnp.cumsum(m, 1) + jnp.flip(m, 0) + jnp.max(m, 0) + jnp.argmax(m, 1)[:, None],
     "chosen elements": lambda w, x, m: w[:, jnp.argmax(x)] + m[jnp.argmin(x[:2])][:2],
+    "places of all rows": lambda w, x, m: m[:, jnp.array([2, 0, 2, 7])] + m[jnp.array([[0], [1]]), jnp.array([1])],
+    "added in places of all rows": lambda w, x, m: jnp.zeros((2, 4)).at[1, jnp.array([0, 3, 3])].add(x)[:, :3] + w,
+    "added in windows": lambda w, x, m: w.at[:, jnp.array([1, 1])].add(m[:, :2]) + w.at[jnp.array([0, 5])].add(m),
     "slices": lambda w, x, m: jnp.pad(m[:, 1:], 1) + lax.dynamic_slice(w, (0, jnp.argmax(x)), (1, 1)),
     "sorted": lambda w, x, m: jnp.sort(m, -1),
     "loop": lambda w, x, m: lax.scan(lambda c, row: (c + row @ w.T, row), x[:2], jnp.stack([x, 2 * x]))[0],
@@ -63,7 +66,10 @@ def test_results_are_those_of_vmap(name):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["elementwise", "mixture", "matrices of each row", "own derivative"])
+@pytest.mark.parametrize(
+    "name",
+    ["elementwise", "mixture", "places of all rows", "added in windows", "matrices of each row", "own derivative"],
+)
 def test_rows_stay_on_the_last_axis(name):
     """What compilers vectorise; `jax.vmap` puts them first."""
     args = (numbers(2, 3), numbers(3, 7919), numbers(2, 3, 7919))
