@@ -30,8 +30,8 @@ from numpyro_dp.tracing import (
     array_constants,
     branches_on_values,
     describe_site,
-    ends_by,
     funsor_is_installed,
+    hazards,
     initialized,
     keep_sites,
     needs_values,
@@ -294,6 +294,23 @@ _OPEN_LOOP = (
     "rows give): one row could keep the run from ending, and how long it takes would tell of it. Use a fixed number "
     "of steps: `lax.scan`, or `fori_loop` with public bounds"
 )
+_BETAINC = (
+    "the model computes the incomplete beta function of a row (the cdf of a Student's t, Beta or Binomial, as for "
+    f"censored or truncated outcomes). In JAX {jax.__version__} one row changes the last digits of all others there. "
+    "Install JAX 0.12 or newer"
+)
+
+
+def _describe_hazard(name: str) -> str:
+    if name == "while":
+        return _OPEN_LOOP
+    if name == "regularized_incomplete_beta":
+        return _BETAINC
+    return (
+        f"the model applies `{name}` to a row, which many rows at once need not go through as one row does: they could "
+        "act on one another. Write it with `jax.numpy` (a callback: with vmap_method='sequential'), and pass random "
+        "numbers as an argument"
+    )
 
 
 def one_row_trace(separated: "SeparableModel", args: tuple, kwargs: dict) -> tuple[Sites, set[Shape], list[str]]:
@@ -315,7 +332,7 @@ def one_row_trace(separated: "SeparableModel", args: tuple, kwargs: dict) -> tup
     private = [a.private for a in separated.arguments if a.shape is not None]
     try:
         closed = jax.make_jaxpr(run)(abstract(arrays))
-        problems = [_OPEN_LOOP] if ends_by(closed.jaxpr, private) else []
+        problems = [_describe_hazard(name) for name in sorted(hazards(closed.jaxpr, private))]
         return sites, set(array_constants(closed)), problems
     except Exception as error:  # whatever the model raises at one row; it has seen shapes only
         if needs_values(error):

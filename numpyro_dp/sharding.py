@@ -47,7 +47,8 @@ class Layout(NamedTuple):
     def map(self, of_rows: Callable[[Any], Any], rows: Any) -> Any:
         """From each device's rows to arrays for `sum`, each device's stacked on the leading axis, whatever that is."""
         spread = PartitionSpec(self.axes)
-        return jax.shard_map(of_rows, mesh=self.mesh, in_specs=spread, out_specs=spread, check_vma=False)(rows)
+        mapped = jax.shard_map(of_rows, mesh=self.mesh, in_specs=spread, out_specs=spread, check_vma=False)
+        return jax.jit(mapped)(rows)
 
     def sum(self, of_rows: Callable[[Any], Any], rows: Any) -> Any:
         """The total of what `of_rows`, a `ClippedSum` or an `UnclippedSum`, makes of each device's rows.

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro.distributions import biject_to, discrete
 from numpyro.handlers import block, condition, infer_config, seed, substitute, trace
@@ -549,48 +549,84 @@ class _take_values(Messenger):
             msg["fn"] = dist.Delta(jnp.broadcast_to(value, jnp.shape(log_prob)), log_prob)
 
 
-# -- Loops that a row may keep from ending -----------------------------------------------------------------------------
+# -- Operations by which a row may reach other rows --------------------------------------------------------------------
+
+# What these do with many rows at once is not what they do with each: a rule or a function of the user's own, or random
+# numbers for which one row's key serves all.
+_MIXING = frozenset(("custom_vmap_call", "io_callback", "random_bits", "rng_bit_generator", "rng_uniform"))
 
 
-def ends_by(jaxpr: Jaxpr, marked: Sequence[bool]) -> bool:
-    """Whether a loop in it goes on or ends as marked inputs say.
+def hazards(jaxpr: Jaxpr, marked: Sequence[bool]) -> set[str]:
+    """Operations on marked inputs that, mapped over rows, let one row act on others.
 
+    "while": a loop that goes on or ends as marked inputs say, and so goes on for all rows until the last one is done.
     What a `while_loop` does is followed; where another operation holds a computation of its own, all of that counts as
     marked as soon as one of its inputs is.
     """
     return _follow(jaxpr, marked)[1]
 
 
-def _follow(jaxpr: Jaxpr, marked: Sequence[bool]) -> tuple[list[bool], bool]:
-    """Which outputs depend on marked inputs, and whether the end of a loop does."""
+def _follow(jaxpr: Jaxpr, marked: Sequence[bool]) -> tuple[list[bool], set[str]]:
+    """Which outputs depend on marked inputs, and the hazards on the way."""
     reached = {var for var, mark in zip(jaxpr.invars, marked, strict=True) if mark}
-    found = False
+    found: set[str] = set()
     for eqn in jaxpr.eqns:
         inputs = [not isinstance(v, Literal) and v in reached for v in eqn.invars]
         if not any(inputs):
             continue
-        outputs, inner = [True] * len(eqn.outvars), False
+        outputs = [True] * len(eqn.outvars)
         if eqn.primitive.name == "while":
             outputs, inner = _follow_loop(eqn.params, inputs)
+            found |= inner
         else:
-            for part in jax.tree.leaves(eqn.params, is_leaf=lambda p: isinstance(p, ClosedJaxpr | Jaxpr)):
-                if isinstance(part, ClosedJaxpr | Jaxpr):
-                    part = part.jaxpr if isinstance(part, ClosedJaxpr) else part
-                    inner |= ends_by(part, [True] * len(part.invars))
-        found |= inner
+            found |= _hazards_of(eqn)
         reached.update(var for var, mark in zip(eqn.outvars, outputs, strict=True) if mark)
     return [not isinstance(v, Literal) and v in reached for v in jaxpr.outvars], found
 
 
-def _follow_loop(params: dict, inputs: list[bool]) -> tuple[list[bool], bool]:
+def _hazards_of(eqn: JaxprEqn) -> set[str]:
+    name, found = eqn.primitive.name, set()
+    is_mixing = name in _MIXING
+    if name == "pure_callback":
+        is_mixing = not str(eqn.params.get("vmap_method")).startswith("sequential")
+    elif name == "regularized_incomplete_beta":
+        is_mixing = not betainc_is_elementwise(jax.default_backend())
+    found |= {name} if is_mixing else set()
+    for part in jax.tree.leaves(eqn.params, is_leaf=lambda p: isinstance(p, ClosedJaxpr | Jaxpr)):
+        if isinstance(part, ClosedJaxpr | Jaxpr):
+            part = part.jaxpr if isinstance(part, ClosedJaxpr) else part
+            found |= hazards(part, [True] * len(part.invars))
+    return found
+
+
+def _follow_loop(params: dict, inputs: list[bool]) -> tuple[list[bool], set[str]]:
     of_test, of_body = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    carry, found, before = inputs[of_body:], False, None
+    carry, before = inputs[of_body:], None
+    found: set[str] = set()
     while carry != before:
         before = carry
         after, found = _follow(params["body_jaxpr"].jaxpr, [*inputs[of_test:of_body], *carry])
         carry = [one or other for one, other in zip(carry, after, strict=True)]
     (ends,), inner = _follow(params["cond_jaxpr"].jaxpr, [*inputs[:of_test], *carry])
-    return carry, found or inner or ends
+    return carry, found | inner | ({"while"} if ends else set())
+
+
+@functools.cache
+def betainc_is_elementwise(backend: str) -> bool:
+    """Whether an element of JAX's incomplete beta function is the same whatever stands beside it.
+
+    Before JAX 0.12 the iteration went on for all elements until the slowest of them had converged.
+    """
+    betainc, slowest = jax.jit(jax.scipy.special.betainc), np.array([1e6, 1e6, 0.5])
+    numbers = np.random.default_rng(0).lognormal(0.5, 1.0, (30, 2))
+    with jax.ensure_compile_time_eval():
+        for a, b in numbers:
+            equal = np.full((32, 3), [a, b, 0.3], np.float32)
+            beside = np.concatenate([equal[1:], [slowest]]).astype(np.float32)
+            alone, together = (np.asarray(betainc(*jnp.asarray(x).T)) for x in (equal, beside))
+            if not np.array_equal(alone[:-1], together[:-1]):
+                return False
+    return True
 
 
 # -- Arrays that come from no argument ---------------------------------------------------------------------------------
