@@ -56,7 +56,7 @@ class MCMC(numpyro_mcmc.MCMC):
             self.sampler.require_budget(steps, self.num_chains, args, kwargs, planned, start)
             with _no_compilation_cache_on_disk():
                 self.sampler.prepare(*args, **kwargs)
-                self._jit_model_args = jit_model_args or self.sampler.wants_table_as_argument
+                self._jit_model_args = jit_model_args or self.sampler.wants_table_as_argument(args, kwargs)
                 super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
                 jax.block_until_ready(self._last_state)
             self.sampler.settle()

@@ -289,7 +289,6 @@ class DPKernel(MCMCKernel, Algorithm):
         self._ledger = Ledger(NoiseSource(noise_seed), budget, f"{type(self).__name__} of {name}")
         self._separated: dict[Any, SeparableModel] = {}
         self._layout: Layout | None = None
-        self._table_size = 0  # in bytes
         self._described: dict[str, Any] | None = None
         self._seed_is_guessable = noise_seed is not None and abs(noise_seed) < 2**64
 
@@ -427,7 +426,6 @@ class DPKernel(MCMCKernel, Algorithm):
         separated = self._separate(model_args, model_kwargs)
         rows = _private_leaves(separated, model_args, model_kwargs)
         self._layout = layout_of(rows)
-        self._table_size = sum(row.size * row.dtype.itemsize for row in rows)
         if self._layout is not None:
             self._check_layout(self._layout)
         self._commit(separated)
@@ -454,13 +452,14 @@ class DPKernel(MCMCKernel, Algorithm):
         """Whether the table lies on several devices."""
         return self._layout is not None
 
-    @property
-    def wants_table_as_argument(self) -> bool:
+    def wants_table_as_argument(self, model_args: tuple, model_kwargs: dict) -> bool:
         """Whether compiled programs should be given the table rather than hold it as a constant.
 
         On several devices each would hold all of it; and while JAX compiles a constant it copies it up to four times.
         """
-        return self.is_spread or (self._table_size > _LARGE_TABLE and self._unit is None)
+        rows = _private_leaves(self._separate(model_args, model_kwargs), model_args, model_kwargs)
+        size = sum(getattr(row, "nbytes", 0) for row in rows)
+        return self.is_spread or (size > _LARGE_TABLE and self._unit is None)
 
     def _require_same_table(self, separated: SeparableModel) -> None:
         """Refuse a table of which the budget says, without looking at the rows, that it is another one."""

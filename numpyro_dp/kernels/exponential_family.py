@@ -93,8 +93,7 @@ class DPExponentialFamily(RandomWalk, DPKernel):
         """Whether the number of rows is private, and so one of the statistics."""
         return self._neighboring_relation == "add_or_remove_one"
 
-    @property
-    def wants_table_as_argument(self) -> bool:
+    def wants_table_as_argument(self, model_args: tuple, model_kwargs: dict) -> bool:
         return self.is_spread  # the statistics of a constant are summed once
 
     def _separate(self, args: tuple, kwargs: dict) -> SeparableModel:
