@@ -83,10 +83,13 @@ def per_row_gradients() -> Iterator[None]:
 # -- Timing ------------------------------------------------------------------------------------------------------------
 
 
-def stepper(kernel, args: tuple, kwargs: dict | None = None, as_arguments: bool = False) -> tuple[Callable, float]:
+def stepper(
+    kernel, args: tuple, kwargs: dict | None = None, as_arguments: bool = False, num_chains: int = 1
+) -> tuple[Callable, float]:
     """A function that runs so many iterations in one compiled loop, and the seconds to trace and compile it."""
     kwargs = kwargs or {}
-    state = kernel.init(jax.random.key(0), 0, None, args, kwargs)
+    key = jax.random.key(0)
+    state = kernel.init(key if num_chains == 1 else jax.random.split(key, num_chains), 0, None, args, kwargs)
 
     def loop(state, count, given):
         args_, kwargs_ = given if as_arguments else (args, kwargs)
@@ -136,7 +139,7 @@ def head(*cells: str) -> None:
 
 def glm(options: argparse.Namespace) -> None:
     print(f"\n### An iteration of {NUM_STEPS} leapfrog steps, logistic regression")
-    head("rows x columns", "HMC, ms", "DPHMC, ms", "ratio", "by `vmap(grad)`, ratio", "to compile, s", "ratio")
+    head("rows x columns", "HMC, ms", "DPHMC, ms", "ratio", "by `vmap(grad)`, ratio", "to start, s", "ratio")
     for rows, columns in (options.shape,) if options.shape else SHAPES:
         data = table(rows, columns)
         plain, plain_seconds = stepper(hmc(), data)
@@ -195,16 +198,10 @@ def effective(options: argparse.Namespace) -> None:
     head("sampler", "fit, s", "smallest ESS", "ms per effective draw")
     data = table(rows, columns)
     run = {"num_warmup": 500, "num_samples": 1000, "progress_bar": False}
-    private = {"prepare": False, "clip_ratio": 3.0, "clip_grad": 3.0, "num_steps": NUM_STEPS}
     samplers = {
         "NumPyro NUTS": lambda: numpyro.infer.MCMC(numpyro.infer.NUTS(model), **run),
-        f"NumPyro HMC, {NUM_STEPS} steps": lambda: numpyro.infer.MCMC(
-            numpyro.infer.HMC(model, num_steps=NUM_STEPS, trajectory_length=None), **run
-        ),
+        "NumPyro HMC": lambda: numpyro.infer.MCMC(numpyro.infer.HMC(model), **run),
         "DPHMC, eps = 1": lambda: numpyro_dp.MCMC(numpyro_dp.DPHMC(model, eps=1.0), **run),
-        f"DPHMC, prepare=False, {NUM_STEPS} steps, eps = 15": lambda: numpyro_dp.MCMC(
-            numpyro_dp.DPHMC(model, eps=15.0, step_size=0.003, **private), **run
-        ),
     }
     for name, make in samplers.items():
         start = time.perf_counter()
@@ -218,20 +215,17 @@ def effective(options: argparse.Namespace) -> None:
 
 def chains(options: argparse.Namespace) -> None:
     rows, columns = options.shape or SHAPES[0]
-    print(f"\n### Four chains, {rows:,} rows x {columns} columns, 200 iterations each, compilation included")
-    head("sampler", "sequential, s", "vectorized, s", "ratio")
+    print(f"\n### An iteration of four chains, {rows:,} rows x {columns} columns")
+    head("sampler", "one chain, ms", "four vectorized, ms", "vectorized / four times one")
     data = table(rows, columns)
-    for name, make, outer in (("HMC", hmc, numpyro.infer.MCMC), ("DPHMC", dphmc, numpyro_dp.MCMC)):
-        times = {}
-        for method in ("sequential", "vectorized"):
-            start = time.perf_counter()
-            run = {"num_warmup": 0, "num_samples": 200, "num_chains": 4, "chain_method": method}
-            mcmc = outer(make(), **run, progress_bar=False)
-            mcmc.run(jax.random.key(0), *data)
-            jax.block_until_ready(mcmc.get_samples())
-            times[method] = time.perf_counter() - start
-        sequential, vectorized = times["sequential"], times["vectorized"]
-        row(name, f"{sequential:.2f}", f"{vectorized:.2f}", f"{vectorized / sequential:.2f}")
+    runs = {}
+    for name, make in (("HMC", hmc), ("DPHMC", dphmc)):
+        runs[name] = stepper(make(), data)[0]
+        runs[name, 4] = stepper(make(), data, num_chains=4)[0]
+    times = interleaved(runs, max(2, round(3e7 / (rows * columns))), options.rounds)
+    for name in ("HMC", "DPHMC"):
+        ratio = np.median(times[name, 4] / times[name] / 4)
+        row(name, milliseconds(times[name]), milliseconds(times[name, 4]), f"{ratio:.2f}")
 
 
 def profile(options: argparse.Namespace) -> None:

@@ -80,7 +80,12 @@ def draws(kernel, args, chain_method="sequential", num_chains=1, **options):
     return np.asarray(jax.tree.leaves(mcmc.get_samples())[0]), mcmc
 
 
-@pytest.mark.parametrize("name", KERNELS)
+EVERYDAY = ("hmc", "penalty")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.slow) for name in KERNELS]
+)
 @pytest.mark.filterwarnings("ignore")
 def test_the_chain_is_that_of_one_device(name):
     """With the same noise, which is therefore drawn once, and not on each device."""
