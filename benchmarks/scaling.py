@@ -2,7 +2,8 @@
 
 Each device is a CPU core to which the benchmark pins itself: one device on one core; two devices in one process on two
 cores; two processes with a core each, which share the table by `jax.distributed`. Strong scaling: the same table
-throughout. Weak scaling: the same number of rows on each device. Then the time for a sum of d numbers to travel, and
+throughout. Weak scaling: the same number of rows on each device. Beside them NumPyro's HMC on one core and on two, which
+shows what a second core of this machine adds. Then the time for a sum of d numbers to travel, and
 what follows from these constants for n = 1e9, d = 100.
 
     python benchmarks/scaling.py --rows 1e6 --columns 20
@@ -34,6 +35,8 @@ def main() -> None:
         print("one core: there is nothing to scale over")
         return None
     half, rows = options.rows // 2, options.rows
+    one, two = (run(options, rows, 1, 1, cores, "HMC")["iteration"] * 1e3 for cores in (1, 2))
+    print(f"NumPyro's HMC, {rows:,} rows: {one:.1f} ms on one core, {two:.1f} on two ({two / one:.2f})\n")
     print(f"{options.columns} columns, 10 leapfrog steps, one core for each device; ms per iteration")
     print("| scaling | rows | one device | two devices, one process | two devices, two processes |")
     print("|---|---|---|---|---|")
@@ -61,14 +64,17 @@ def main() -> None:
     return None
 
 
-def run(options: argparse.Namespace, rows: int, processes: int, devices: int) -> dict:
-    """Start the workers, each on as many cores as it has devices, and wait for what the first one says."""
+def run(
+    options: argparse.Namespace, rows: int, processes: int, devices: int, cores: int = 0, sampler: str = "DPHMC"
+) -> dict:
+    """Start the workers, each on so many cores (default: as it has devices), and wait for what the first one says."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     workers = []
     for index in range(processes):
         task = {"rows": rows, "processes": processes, "devices": devices, "index": index, "address": address}
+        task |= {"cores": cores or devices, "sampler": sampler}
         sizes = ["--columns", str(options.columns), "--rounds", str(options.rounds)]
         sizes += ["--iterations", str(options.iterations), "--worker", json.dumps(task)]
         workers.append(subprocess.Popen([sys.executable, __file__, *sizes], stdout=subprocess.PIPE, text=True))
@@ -78,14 +84,23 @@ def run(options: argparse.Namespace, rows: int, processes: int, devices: int) ->
     return json.loads(said[0].splitlines()[-1])
 
 
-def work(options: argparse.Namespace, rows: int, processes: int, devices: int, index: int, address: str) -> None:
-    os.sched_setaffinity(0, CORES[index * devices : (index + 1) * devices])  # before JAX counts cores
+def work(
+    options: argparse.Namespace,
+    rows: int,
+    processes: int,
+    devices: int,
+    index: int,
+    address: str,
+    cores: int,
+    sampler: str,
+) -> None:
+    os.sched_setaffinity(0, CORES[index * cores : (index + 1) * cores])  # before JAX counts cores
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
     os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
     import jax.numpy as jnp
     import numpy as np
-    from speed import dphmc, stepper, table
+    from speed import dphmc, hmc, stepper, table
 
     if processes > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -99,7 +114,7 @@ def work(options: argparse.Namespace, rows: int, processes: int, devices: int, i
         data = [jax.make_array_from_process_local_data(sharding, x[own]) for x in data]
     else:
         data = [jnp.asarray(x) for x in data]
-    iterate, _ = stepper(dphmc(), tuple(data), as_arguments=total > 1)
+    iterate, _ = stepper({"HMC": hmc, "DPHMC": dphmc}[sampler](), tuple(data), as_arguments=total > 1)
     iterate(1)
     found = {"iteration": best(iterate, options)}
     if total > 1:

@@ -64,8 +64,9 @@ class Layout(NamedTuple):
             part = of_rows(rows, *outside)
             if isinstance(part, UnclippedSum):
                 return UnclippedSum(jax.lax.psum(part.value, self.axes))
-            limbs = (part.hi, part.lo >> 12, part.lo & 4095)  # whose sums fit into int32 for up to 2**19 devices
-            high, middle, low = (jax.lax.psum(limb, self.axes) for limb in limbs)
+            # At once, since each exchange takes time; their sums fit into int32 for up to 2**19 devices.
+            limbs = jnp.stack([part.hi, part.lo >> 12, part.lo & 4095])
+            high, middle, low = jax.lax.psum(limbs, self.axes)
             hi, lo = normalize(middle, low)
             return ClippedSum(high + hi, lo, part.bound)
 

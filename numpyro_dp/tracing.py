@@ -553,15 +553,16 @@ class _take_values(Messenger):
 
 # What these do with many rows at once is not what they do with each: a rule or a function of the user's own, or random
 # numbers for which one row's key serves all.
-_MIXING = frozenset(("custom_vmap_call", "io_callback", "random_bits", "rng_bit_generator", "rng_uniform"))
+_RANDOM = frozenset(("random_bits", "rng_bit_generator", "rng_uniform"))
+_MIXING = _RANDOM | {"custom_vmap_call", "io_callback"}
 
 
 def hazards(jaxpr: Jaxpr, marked: Sequence[bool]) -> set[str]:
     """Operations on marked inputs that, mapped over rows, let one row act on others.
 
     "while": a loop that goes on or ends as marked inputs say, and so goes on for all rows until the last one is done.
-    What a `while_loop` does is followed; where another operation holds a computation of its own, all of that counts as
-    marked as soon as one of its inputs is.
+    Calls, branches and `while_loop` are followed; where another operation holds a computation of its own, all of that counts
+    as marked as soon as one of its inputs is.
     """
     return _follow(jaxpr, marked)[1]
 
@@ -574,32 +575,41 @@ def _follow(jaxpr: Jaxpr, marked: Sequence[bool]) -> tuple[list[bool], set[str]]
         inputs = [not isinstance(v, Literal) and v in reached for v in eqn.invars]
         if not any(inputs):
             continue
-        outputs = [True] * len(eqn.outvars)
-        if eqn.primitive.name == "while":
-            outputs, inner = _follow_loop(eqn.params, inputs)
-            found |= inner
-        else:
-            found |= _hazards_of(eqn)
+        follow = _FOLLOWED.get(eqn.primitive.name, _follow_unknown)
+        outputs, inner = follow(eqn, inputs)
+        found |= inner
         reached.update(var for var, mark in zip(eqn.outvars, outputs, strict=True) if mark)
     return [not isinstance(v, Literal) and v in reached for v in jaxpr.outvars], found
 
 
-def _hazards_of(eqn: JaxprEqn) -> set[str]:
-    name, found = eqn.primitive.name, set()
+def _follow_unknown(eqn: JaxprEqn, inputs: list[bool]) -> tuple[list[bool], set[str]]:
+    name = eqn.primitive.name
     is_mixing = name in _MIXING
     if name == "pure_callback":
         is_mixing = not str(eqn.params.get("vmap_method")).startswith("sequential")
     elif name == "regularized_incomplete_beta":
         is_mixing = not betainc_is_elementwise(jax.default_backend())
-    found |= {name} if is_mixing else set()
+    found = {name} if is_mixing else set()
     for part in jax.tree.leaves(eqn.params, is_leaf=lambda p: isinstance(p, ClosedJaxpr | Jaxpr)):
         if isinstance(part, ClosedJaxpr | Jaxpr):
             part = part.jaxpr if isinstance(part, ClosedJaxpr) else part
-            found |= hazards(part, [True] * len(part.invars))
-    return found
+            found |= hazards(part, [True] * len(part.invars)) - _RANDOM  # whose keys need not be marked
+    return [True] * len(eqn.outvars), found
 
 
-def _follow_loop(params: dict, inputs: list[bool]) -> tuple[list[bool], set[str]]:
+def _follow_call(eqn: JaxprEqn, inputs: list[bool]) -> tuple[list[bool], set[str]]:
+    part = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
+    return _follow(part.jaxpr if isinstance(part, ClosedJaxpr) else part, inputs)
+
+
+def _follow_branches(eqn: JaxprEqn, inputs: list[bool]) -> tuple[list[bool], set[str]]:
+    followed = [_follow(branch.jaxpr, inputs[1:]) for branch in eqn.params["branches"]]
+    outputs = [inputs[0] or any(marks) for marks in zip(*(outputs for outputs, _ in followed), strict=True)]
+    return outputs, set().union(*(found for _, found in followed))
+
+
+def _follow_loop(eqn: JaxprEqn, inputs: list[bool]) -> tuple[list[bool], set[str]]:
+    params = eqn.params
     of_test, of_body = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     carry, before = inputs[of_body:], None
     found: set[str] = set()
@@ -609,6 +619,13 @@ def _follow_loop(params: dict, inputs: list[bool]) -> tuple[list[bool], set[str]
         carry = [one or other for one, other in zip(carry, after, strict=True)]
     (ends,), inner = _follow(params["cond_jaxpr"].jaxpr, [*inputs[:of_test], *carry])
     return carry, found | inner | ({"while"} if ends else set())
+
+
+_FOLLOWED = {
+    **dict.fromkeys(("closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit"), _follow_call),
+    "cond": _follow_branches,
+    "while": _follow_loop,
+}
 
 
 @functools.cache
