@@ -561,8 +561,8 @@ def hazards(jaxpr: Jaxpr, marked: Sequence[bool]) -> set[str]:
     """Operations on marked inputs that, mapped over rows, let one row act on others.
 
     "while": a loop that goes on or ends as marked inputs say, and so goes on for all rows until the last one is done.
-    Calls, branches and `while_loop` are followed; where another operation holds a computation of its own, all of that counts
-    as marked as soon as one of its inputs is.
+    Calls, branches and `while_loop` are followed; where another operation holds a computation of its own, all of that
+    counts as marked as soon as one of its inputs is.
     """
     return _follow(jaxpr, marked)[1]
 
