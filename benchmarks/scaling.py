@@ -2,9 +2,9 @@
 
 Each device is a CPU core to which the benchmark pins itself: one device on one core; two devices in one process on two
 cores; two processes with a core each, which share the table by `jax.distributed`. Strong scaling: the same table
-throughout. Weak scaling: the same number of rows on each device. Beside them NumPyro's HMC on one core and on two, which
-shows what a second core of this machine adds. Then the time for a sum of d numbers to travel, and what follows from
-these constants for n = 1e9, d = 100.
+throughout. Weak scaling: the same number of rows on each device. Beside them NumPyro's HMC on one core and on two:
+what a second core of this machine adds. Then the time for a sum of d numbers to travel, and what follows from these
+constants for n = 1e9, d = 100.
 
     python benchmarks/scaling.py --rows 1e6 --columns 20
 """
