@@ -110,7 +110,8 @@ KINDS = [*FEW, "barker", "sgld_poisson"]
 # The others differ little from one of these here, and are tested with the slow tests.
 EVERYDAY = [
     *KINDS,
-    *PREPARED,
+    "hmc_prepared",
+    "penalty_prepared",
     "hmc_reuse",
     "penalty_fixed",
     "penalty_owners",

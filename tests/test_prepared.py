@@ -353,7 +353,10 @@ def test_a_warning_is_given_once_the_search_has_ended(monkeypatch):
     assert made(kernel) == before
 
 
-@pytest.mark.parametrize(("relation", "centred"), [("replace_one", True), ("add_or_remove_one", False)])
+@pytest.mark.parametrize(
+    ("relation", "centred"),
+    [("replace_one", True), pytest.param("add_or_remove_one", False, marks=pytest.mark.slow)],
+)
 def test_the_report_says_whether_gradients_were_centred(relation, centred):
     """Then the posterior rests on what the model says about outcomes, beside their likelihood."""
     kernel = surrogate(delta=1e-5, neighboring_relation=relation)
