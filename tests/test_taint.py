@@ -735,6 +735,7 @@ METHODS = {
         "require_budget": "returns nothing",
         "resume": "returns nothing",
         "settle": "returns nothing",
+        "wants_table_as_argument": "of its arguments' sizes; kept nowhere",
     },
     PrivacyReport: {
         "to_dict": "called",
