@@ -128,6 +128,7 @@ class RowSums:
     def _gradient(self, table: Table, z: jax.Array, bound: jax.Array) -> tuple[jax.Array, jax.Array]:
         parts = self.structure.parts
         values = tuple(part.value(z, x) for part, x in zip(parts, table.coefficients, strict=True))
+        values = lax.optimization_barrier(values)
         slopes = self._of_each_row(jax.grad(self.structure.rest))(values, table.rows)
         # The barrier is for safety first, see `clipped_sum`: norm and sum must be those of the same numbers.
         slopes = lax.optimization_barrier(slopes)

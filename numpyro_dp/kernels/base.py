@@ -23,6 +23,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_dp.accounting import composed_eps
+from numpyro_dp.batching import cond_of_chains, vmap_chains
 from numpyro_dp.budget import PrivacyBudget
 from numpyro_dp.clipping import OwnerIndex, require_correct_sums
 from numpyro_dp.kernels.target import Draw, Exchange, Grant, PrivateTarget
@@ -358,7 +359,7 @@ class DPKernel(MCMCKernel, Algorithm):
         if {"ratio", "grad"} & self._algorithm._noise_shapes(separated.num_params).keys():
             target.tabulate()
         step = partial(self._step, separated, target)
-        return jax.vmap(step)(state) if jnp.ndim(state.i) else step(state)
+        return vmap_chains(step)(state) if jnp.ndim(state.i) else step(state)
 
     def postprocess_fn(self, model_args, model_kwargs) -> Callable:
         """From an unconstrained draw to the released sites; deterministic sites that use private rows are left out."""
@@ -770,12 +771,11 @@ class DPKernel(MCMCKernel, Algorithm):
                 z, jnp.array(False), jnp.zeros_like(state.accept_prob), jnp.zeros_like(state.noise_scale), state.carry
             )
 
-        # Under vmap both branches run; `cond` is then a select, and what comes out is the same. An exchange with other
-        # owners cannot be in a branch, so it looks itself whether it may send.
+        # An exchange with other owners cannot be in a branch, so it looks itself whether it may send.
         if hasattr(self._owners, "exchange"):
             moved = jax.tree.map(partial(jnp.where, grant.granted), move(), stay())
         else:
-            moved = lax.cond(grant.granted, move, stay)
+            moved = cond_of_chains(grant.granted, move, stay)
         z_new, accepted, accept_prob, noise_scale, carry, diverging = moved
         moved = DPState(
             i=state.i + 1,

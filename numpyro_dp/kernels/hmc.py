@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
+from numpyro_dp.batching import cond_of_chains
 from numpyro_dp.kernels.base import MetropolisOptions, Step, Transition, only
 from numpyro_dp.kernels.penalty_test import penalty_test
 from numpyro_dp.kernels.prepared import PreparedKernel, resolve_preparation, without_preparation
@@ -231,7 +232,7 @@ class DPHMC(PreparedKernel):
         first_draw = jax.tree.map(lambda x: x[0], draws)
         later_draws = jax.tree.map(lambda x: x[1:], draws)
         if self._leapfrog == "reuse":
-            first = lax.cond(carry.has_gradient, lambda: carry.gradient, lambda: gradient(z, first_draw))
+            first = cond_of_chains(~carry.has_gradient, lambda: gradient(z, first_draw), lambda: carry.gradient)
         else:
             first = gradient(z, first_draw)
         (z, p, last), _ = lax.scan(kick_drift_kick, (z, p, first), later_draws, self._num_steps)
