@@ -145,7 +145,8 @@ class RowSums:
         for part, w, x in zip(parts, slopes, table.coefficients, strict=True):
             if not part.coordinates.size:
                 continue
-            hi, lo = _sum_of_part(part, jnp.where(usable, w, 0) * factor, x, self.size)
+            clipped = lax.optimization_barrier(jnp.where(usable, w, 0) * factor)
+            hi, lo = _sum_of_part(part, clipped, x, self.size)
             total = total[0] + hi, total[1] + lo
         return total
 
