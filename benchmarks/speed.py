@@ -200,7 +200,10 @@ def effective(options: argparse.Namespace) -> None:
     run = {"num_warmup": 500, "num_samples": 1000, "progress_bar": False}
     samplers = {
         "NumPyro NUTS": lambda: numpyro.infer.MCMC(numpyro.infer.NUTS(model), **run),
-        "NumPyro HMC": lambda: numpyro.infer.MCMC(numpyro.infer.HMC(model), **run),
+        # Its default trajectory, of length 2 pi, ends where it began if the posterior is normal.
+        f"NumPyro HMC, {NUM_STEPS} steps": lambda: numpyro.infer.MCMC(
+            numpyro.infer.HMC(model, num_steps=NUM_STEPS, trajectory_length=None), **run
+        ),
         "DPHMC, eps = 1": lambda: numpyro_dp.MCMC(numpyro_dp.DPHMC(model, eps=1.0), **run),
     }
     for name, make in samplers.items():

@@ -1,9 +1,9 @@
 """`jax.vmap` over rows and over chains, in less time.
 
-*Over rows*, `vmap_last` keeps rows on the last axis, of the arguments and of all that is computed on the way. Where what
-each row has meets what all rows share, `jax.vmap` puts rows on the first axis. A row has few numbers, and compilers
-vectorise along the last axis: with rows there, gradients of models with several components or outcomes take a half to
-a tenth of the time on some versions of XLA.
+*Over rows*, `vmap_last` keeps rows on the last axis, of the arguments and of all that is computed on the way. Where
+what each row has meets what all rows share, `jax.vmap` puts rows on the first axis. A row has few numbers, and
+compilers vectorise along the last axis: with rows there, gradients of models with several components or outcomes take
+a half to a tenth of the time on some versions of XLA.
 
 *Over chains*, `vmap_chains` and `cond_of_chains` keep one table for all. `jax.vmap` turns a `cond` whose condition
 differs between chains into a select, and repeats for each chain what its branches close over.
@@ -48,7 +48,7 @@ def vmap_chains(function: Callable) -> Callable:
 
 
 def cond_of_chains(wanted: jax.Array, costly: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-    """``lax.cond(wanted, costly, otherwise)``; in `vmap_chains`, both are computed if any chain wants what is costly."""
+    """``lax.cond(wanted, costly, otherwise)``; in `vmap_chains`, both are computed if any chain wants the first."""
     try:
         any_wants = lax.pmax(wanted.astype(jnp.int32), _CHAINS) > 0
     except NameError:  # no axis of that name

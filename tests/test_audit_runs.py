@@ -152,8 +152,8 @@ def test_a_whole_preparation_stays_below_its_claim():
 
 @pytest.mark.slow
 def test_less_noise_in_a_preparation_is_noticed(monkeypatch):
-    """A quarter of it: half of it would take 1500 runs at this confidence."""
-    monkeypatch.setattr(NoiseSource, "draw", noise_divided_by(4))
+    """An eighth of it: half of it would take 1500 runs at this confidence, and a quarter is missed in one of six."""
+    monkeypatch.setattr(NoiseSource, "draw", noise_divided_by(8))
     assert not audit_of_preparations(trials=250).holds
 
 

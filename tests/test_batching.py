@@ -1,13 +1,19 @@
-"""`vmap_last` gives what `jax.vmap` gives, and keeps rows on the last axis on the way."""
+"""`vmap_last` gives what `jax.vmap` gives, and keeps rows on the last axis; vectorized chains share one table."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from jax import lax
 from jax.scipy.special import logsumexp, xlogy
+from jaxprs import shapes_in
 
-from numpyro_dp.batching import vmap_last
+import numpyro_dp.kernels.base
+import numpyro_dp.kernels.hmc
+from numpyro_dp import DPHMC, DPSGLD, DPBarker, DPPenalty
+from numpyro_dp.batching import cond_of_chains, vmap_chains, vmap_last
 
 N = 5
 
@@ -80,3 +86,48 @@ def test_rows_stay_on_the_last_axis(name):
 
     assert axes(vmap_last(FUNCTIONS[name], (True, False, False))) == {-1}
     assert axes(jax.vmap(FUNCTIONS[name], (None, -1, -1), -1)) != {-1}
+
+
+def regression(X, y=None):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ b), obs=y)
+
+
+def largest_array(kernel, rows, columns, num_chains):
+    """Numbers in the largest array of an iteration of vectorized chains."""
+    X, y = np.ones((rows, columns), np.float32), np.zeros(rows, np.int32)
+    state = kernel.init(jax.random.split(jax.random.key(0), num_chains), 0, None, (X, y), {})
+    closed = jax.make_jaxpr(lambda state: kernel.sample(state, (X, y), {}))(state)
+    return max(np.prod(shape, dtype=int) for shape in shapes_in(closed.jaxpr))
+
+
+KERNELS = {
+    "hmc": lambda: DPHMC(regression, eps=1.0, num_iterations=5, prepare=False),
+    "hmc_reuse": lambda: DPHMC(regression, eps=1.0, num_iterations=5, prepare=False, leapfrog="reuse"),
+    "penalty": lambda: DPPenalty(regression, eps=1.0, num_iterations=5, prepare=False),
+    "barker": lambda: DPBarker(regression, eps=1.0, num_iterations=5),
+    "sgld": lambda: DPSGLD(regression, eps=1.0, num_iterations=5),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_vectorized_chains_share_one_table(name):
+    rows, columns = 2560, 16
+    assert largest_array(KERNELS[name](), rows, columns, num_chains=3) == rows * columns
+
+
+@pytest.mark.parametrize(("name", "module"), [("hmc", "base"), ("hmc_reuse", "hmc"), ("penalty", "base")])
+def test_a_table_for_each_chain_would_be_noticed(name, module, monkeypatch):
+    monkeypatch.setattr(getattr(numpyro_dp.kernels, module), "cond_of_chains", lax.cond)
+    with pytest.raises(AssertionError):
+        test_vectorized_chains_share_one_table(name)
+
+
+@pytest.mark.parametrize("wanted", [(False, False), (True, False), (True, True)])
+def test_a_cond_of_chains_is_a_cond_for_each(wanted):
+    x, wanted = numbers(2), jnp.array(wanted)
+    found = vmap_chains(lambda w, x: cond_of_chains(w, lambda: (x, 2 * x), lambda: (x, -x)))(wanted, x)
+    each = [lax.cond(w, lambda x: (x, 2 * x), lambda x: (x, -x), y) for w, y in zip(wanted, x, strict=True)]
+    for one, other in zip(found, zip(*each, strict=True), strict=True):
+        assert one.tolist() == [float(y) for y in other]

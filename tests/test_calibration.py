@@ -177,7 +177,7 @@ def test_gradients_that_are_clipped_and_not_centred_would_be_noticed(monkeypatch
 def test_intervals_that_ignore_the_noise_would_be_noticed():
     """A negative control: as if the released quadratic were the likelihood."""
     with pytest.raises(AssertionError, match=r"^(np\.float64\()?0\.[1-7]"):
-        assert_covered(ranks(0.25, noise_aware=False, repetitions=REPETITIONS // 3))
+        assert_covered(ranks(0.12, noise_aware=False, repetitions=REPETITIONS // 3))
 
 
 @pytest.mark.slow

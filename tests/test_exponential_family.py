@@ -15,6 +15,7 @@ import numpyro
 import numpyro.distributions as dist
 import numpyro.infer
 import pytest
+from jaxprs import shapes_in
 from scipy import stats
 from scipy.special import gammaln
 
@@ -350,16 +351,6 @@ def test_the_number_of_passes_does_not_depend_on_the_length_of_the_run(passes):
         run(make(eps=20.0), num_samples=num_samples)
         counts.append(len(passes))
     assert counts[0] == counts[1] <= 3
-
-
-def shapes_in(jaxpr):
-    for equation in jaxpr.eqns:
-        for variable in (*equation.invars, *equation.outvars):
-            yield tuple(getattr(variable.aval, "shape", ()))
-        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from shapes_in(inner)
 
 
 def test_an_iteration_has_no_array_as_long_as_the_table():

@@ -1,0 +1,14 @@
+"""What the tests ask of traced programs."""
+
+import jax
+
+
+def shapes_in(jaxpr):
+    """The shapes of all inputs and outputs of equations, also of those within equations."""
+    for equation in jaxpr.eqns:
+        for variable in (*equation.invars, *equation.outvars):
+            yield tuple(getattr(variable.aval, "shape", ()))
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from shapes_in(inner)
