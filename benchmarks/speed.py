@@ -201,8 +201,8 @@ def effective(options: argparse.Namespace) -> None:
     samplers = {
         "NumPyro NUTS": lambda: numpyro.infer.MCMC(numpyro.infer.NUTS(model), **run),
         # Its default trajectory, of length 2 pi, ends where it began if the posterior is normal.
-        f"NumPyro HMC, {NUM_STEPS} steps": lambda: numpyro.infer.MCMC(
-            numpyro.infer.HMC(model, num_steps=NUM_STEPS, trajectory_length=None), **run
+        "NumPyro HMC, trajectory pi / 2": lambda: numpyro.infer.MCMC(
+            numpyro.infer.HMC(model, trajectory_length=np.pi / 2), **run
         ),
         "DPHMC, eps = 1": lambda: numpyro_dp.MCMC(numpyro_dp.DPHMC(model, eps=1.0), **run),
     }

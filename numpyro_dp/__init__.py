@@ -15,11 +15,14 @@ from numpyro_dp.kernels.stochastic_gradient import decreasing_steps
 from numpyro_dp.ledger import PrivacyBudgetError
 from numpyro_dp.mcmc import MCMC
 from numpyro_dp.model import UnsupportedModelError
+from numpyro_dp.planning import RunPlan, plan
 from numpyro_dp.preparation import Preparation
+from numpyro_dp.rehearsal import Rehearsal, rehearse
 from numpyro_dp.report import PrivacyReport
 from numpyro_dp.subsampling import FixedBatches, PoissonBatches
+from numpyro_dp.sums import NoisySum, release_sum
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "DPHMC",
@@ -33,13 +36,19 @@ __all__ = [
     "DPPenalty",
     "ExponentialFamily",
     "FixedBatches",
+    "NoisySum",
     "PoissonBatches",
     "Preparation",
     "PrivacyBudget",
     "PrivacyBudgetError",
     "PrivacyReport",
+    "Rehearsal",
+    "RunPlan",
     "UnsupportedModelError",
     "audit",
     "decreasing_steps",
+    "plan",
+    "rehearse",
+    "release_sum",
     "to_arviz",
 ]

@@ -9,7 +9,7 @@ here, by name, before the model is run.
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -248,3 +248,12 @@ def abstract(arrays: Sequence) -> list[jax.ShapeDtypeStruct]:
 
 def placeholder_rows(arguments: Sequence[Argument]) -> tuple[np.ndarray, ...]:
     return tuple(np.zeros((1, *a.row_shape), a.dtype) for a in arguments if a.private)
+
+
+def as_arguments(table: tuple | Mapping[str, Any]) -> tuple[tuple, dict]:
+    """A model's arguments and keywords, given as the tuple or the dict of them."""
+    if isinstance(table, Mapping):
+        return (), dict(table)
+    if isinstance(table, tuple):
+        return table, {}
+    raise TypeError(f"a table is the tuple or the dict of the model's arguments, got {type(table).__name__}")

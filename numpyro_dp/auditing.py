@@ -23,6 +23,7 @@ import numpy as np
 from jax import random
 from scipy.stats import beta
 
+from numpyro_dp.arguments import as_arguments
 from numpyro_dp.kernels.base import DPKernel
 from numpyro_dp.kernels.prepared import PreparedKernel
 from numpyro_dp.ledger import Ledger, Plan
@@ -124,8 +125,8 @@ def audit(
         raise ValueError("`make` must make a new kernel each time: a kernel has one budget, for one table")
     key = random.key(0) if rng_key is None else rng_key
     run = _Run(num_warmup, num_samples, num_chains, init_params, key)
-    first, plan = _repeat(kernel, _arguments(table), run, trials)
-    second, other = _repeat(again, _arguments(neighbor), run, trials)
+    first, plan = _repeat(kernel, as_arguments(table), run, trials)
+    second, other = _repeat(again, as_arguments(neighbor), run, trials)
     if (plan.eps, plan.delta, plan.neighboring_relation) != (other.eps, other.delta, other.neighboring_relation):
         raise ValueError(
             f"the claims for the two tables differ, ({plan.eps:g}, {plan.delta:g}) and ({other.eps:g}, "
@@ -147,14 +148,6 @@ class _Run:
     @property
     def num_iterations(self) -> int:
         return self.num_warmup + self.num_samples
-
-
-def _arguments(table: tuple | Mapping[str, Any]) -> tuple[tuple, dict]:
-    if isinstance(table, Mapping):
-        return (), dict(table)
-    if isinstance(table, tuple):
-        return table, {}
-    raise TypeError(f"a table is the tuple or the dict of the model's arguments, got {type(table).__name__}")
 
 
 class _Repeated(Ledger):

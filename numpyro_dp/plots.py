@@ -1,16 +1,26 @@
-"""Pictures of posteriors, private ones beside others. Matplotlib is imported when a picture is drawn."""
+"""Pictures of what a run is expected to do, costs, and finds: all of them of released or public numbers.
+
+Each function returns a figure; ``figure.savefig(path)`` writes it. Matplotlib is imported when a picture is drawn.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.stats import gaussian_kde
+from scipy.special import ndtr
+from scipy.stats import binom, gaussian_kde
+
+from numpyro_dp import accounting
+from numpyro_dp.ledger import Releases, flat_releases
+from numpyro_dp.planning import FEW_DRAWS, GOOD_ERROR, MANY_DRAWS, ROUGH_ERROR, RunPlan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from numpyro_dp.auditing import AuditResult
+    from numpyro_dp.rehearsal import Rehearsal
+    from numpyro_dp.report import PrivacyReport
 
 _COLOURS = (
     "#9a9a9a",
@@ -38,10 +48,6 @@ def plot_posteriors(
     """
     if not results:
         raise ValueError("plot_posteriors needs at least one result to draw")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install 'numpyro_dp[plots]'") from error
     draws = {name: _scalar_draws(result, var_names) for name, result in results.items()}
     parameters = list(next(iter(draws.values())))
     if not parameters:
@@ -55,7 +61,7 @@ def plot_posteriors(
     legend_lines = 1 if columns > 1 and len(results) <= 4 else len(results)
     header = 0.45 + 0.2 * legend_lines + (0.35 if title else 0)  # inches
     height = header + 2.7 * rows
-    figure = Figure(figsize=(4.5 * columns, height), dpi=150)
+    figure = _figure(4.5 * columns, height)
     panels = figure.subplots(rows, columns, squeeze=False)
     for axes, parameter in zip(panels.flat, parameters, strict=False):
         _draw_panel(axes, {name: found[parameter] for name, found in draws.items()})
@@ -88,17 +94,13 @@ def plot_audit(result: "AuditResult") -> "Figure":
     :param result: from `numpyro_dp.audit`.
     :return: the figure; ``figure.savefig(path)`` writes it.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install 'numpyro_dp[plots]'") from error
     first, second = result.scores
     thresholds = np.unique(np.quantile(np.concatenate(result.scores), np.linspace(0, 1, 500)))
     false_positives = np.array([1.0, *(np.mean(second > t) for t in thresholds)])
     false_negatives = np.array([0.0, *(np.mean(first <= t) for t in thresholds)])
     alpha = np.linspace(0, 1, 500)
     allowed = result.trade_off(alpha)
-    figure = Figure(figsize=(5, 4.8), dpi=150, layout="constrained")
+    figure = _figure(5, 4.8, layout="constrained")
     axes = figure.subplots()
     axes.fill_between(alpha, 0, allowed, color=_COLOURS[0], alpha=0.35, linewidth=0, label="ruled out by the claim")
     axes.plot(alpha, allowed, color=_COLOURS[0], linewidth=1.2)
@@ -113,6 +115,196 @@ def plot_audit(result: "AuditResult") -> "Figure":
     )
     axes.legend(frameon=False, fontsize=9)
     return figure
+
+
+def plot_plan(plan: RunPlan) -> "Figure":
+    """What each sampler can be expected to do: its error against eps, and a walk's effective draws by its clip bound.
+
+    :param plan: from `numpyro_dp.plan`.
+    """
+    figure = _figure(10, 4.2, layout="constrained")
+    left, right = figure.subplots(1, 2)
+    budgets = plan.eps * np.geomspace(0.1, 20, 25)
+    by_budget = [plan.at(eps=eps) for eps in budgets]
+    for place, outlook in enumerate(plan.outlooks):
+        errors = np.array([found[place].error for found in by_budget])
+        colour = _COLOURS[(place + 1) % len(_COLOURS)]
+        left.plot(budgets, np.minimum(errors, 50), color=colour, linewidth=1.8, label=outlook.sampler)
+        left.plot([plan.eps], [min(outlook.error, 50)], color=colour, marker="o", markersize=6)
+    _mark(left.axhspan, (0, GOOD_ERROR), (ROUGH_ERROR, 60))
+    left.axvline(plan.eps, color="#444444", linewidth=0.8, linestyle=":")
+    left.set(xscale="log", yscale="log", xlabel="eps", ylim=(0.01, 60), xlim=(budgets[0], budgets[-1]))
+    left.set_ylabel("error of a mean, in posterior sds")
+    left.set_title(f"{plan.n:,.0f} rows, {plan.d} parameters: dots at eps {plan.eps:g}", fontsize=10, loc="left")
+    left.legend(frameon=False, fontsize=8.5, loc="upper right")
+
+    clips = np.geomspace(0.5, 20, 25)
+    by_clip = [plan.at(slope=clip * plan.slope) for clip in clips]
+    for place, outlook in enumerate(plan.outlooks):
+        if outlook.jump is None:
+            continue
+        draws = [found[place].effective_draws for found in by_clip]
+        right.plot(clips, draws, color=_COLOURS[(place + 1) % len(_COLOURS)], linewidth=1.8, label=outlook.sampler)
+    _mark(right.axhspan, (MANY_DRAWS, 1e9), (1e-9, FEW_DRAWS))
+    right.axvline(1, color="#444444", linewidth=0.8, linestyle=":")
+    right.set(xscale="log", yscale="log", xlim=(clips[0], clips[-1]), ylim=(0.01, 1e4))
+    right.set(xlabel="clip bound, relative to the planned one", ylabel="effective draws, all chains")
+    right.set_title("What a clip bound costs: halve it, and draws cost a quarter", fontsize=10, loc="left")
+    right.legend(frameon=False, fontsize=8.5, loc="upper right")
+    return figure
+
+
+def plot_rehearsal(found: "Rehearsal") -> "Figure":
+    """Coverage of the intervals at every level, and for each parameter how far private means are from exact ones.
+
+    :param found: from `numpyro_dp.rehearse`.
+    """
+    figure = _figure(10, max(4.2, 1.4 + 0.28 * len(found.names)), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    levels, count = np.linspace(0.02, 0.98, 49), len(found.mean)
+    allowed = binom.ppf([[0.025], [0.975]], count, levels) / count
+    left.fill_between(levels, *allowed, color=_COLOURS[0], alpha=0.35, linewidth=0, label="95% range, one parameter")
+    left.plot([0, 1], [0, 1], color="#444444", linewidth=0.8, linestyle=":")
+    covered = np.array([found.coverage(level) for level in levels])
+    if np.isfinite(covered).all():
+        left.plot(levels, covered, color=_COLOURS[1], linewidth=0.6, alpha=0.5)
+        left.plot(levels, covered.mean(1), color=_COLOURS[1], linewidth=2.2, label="mean of all parameters")
+        left.plot([], [], color=_COLOURS[1], linewidth=0.6, label="each parameter")
+    left.set(xlim=(0, 1), ylim=(0, 1), xlabel="level of the interval", ylabel="share that covers the truth")
+    left.set_title(f"{count} simulated tables, eps {found.eps:g}", fontsize=10, loc="left")
+    left.legend(frameon=False, fontsize=8.5, loc="upper left")
+
+    exact = np.isfinite(found.error).any()
+    values = found.error if exact else (found.mean - found.truth) / found.sd
+    places = np.arange(len(found.names))
+    right.plot(values.T, places, color=_COLOURS[1], marker="o", markersize=4, linestyle="", alpha=0.6)
+    right.axvline(0, color="#444444", linewidth=0.8, linestyle=":")
+    right.axvspan(-1, 1, color=_COLOURS[0], alpha=0.2, linewidth=0)
+    right.set_yticks(places, found.names, fontsize=8.5)
+    right.set_ylim(len(found.names) - 0.5, -0.5)
+    widest = 1.1 * max(2.0, float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 2.0)
+    right.set_xlim(-widest, widest)
+    right.set_xlabel("private mean - exact mean, in exact sds" if exact else "private mean - truth, in private sds")
+    right.set_title("One dot for each table", fontsize=10, loc="left")
+    return figure
+
+
+def plot_privacy(report: "PrivacyReport") -> "Figure":
+    """The guarantee at every eps: the smallest delta of everything that was planned, and of what has been released.
+
+    :param report: `mcmc.privacy`.
+    :raises ValueError: if the run was not private.
+    """
+    if not report.private:
+        raise ValueError("a run without noise guarantees nothing: there is no curve to draw")
+    figure = _figure(5.4, 4.2, layout="constrained")
+    axes = figure.subplots()
+    grid = np.linspace(0, 1.6 * report.eps, 33)
+    curves = {"planned: the guarantee": flat_releases(report.kinds)}
+    if spent := flat_releases(report.kinds, report.made):
+        curves["released so far (bookkeeping)"] = spent
+    for place, (label, releases) in enumerate(curves.items()):
+        deltas = [accounting.composed_delta(releases, float(eps), report.neighboring_relation) for eps in grid]
+        style = "-" if place == 0 else "--"
+        axes.plot(grid, deltas, color=_COLOURS[place + 1], linewidth=1.8, linestyle=style, label=label)
+    axes.plot([report.eps], [report.delta], color=_COLOURS[1], marker="o", markersize=6)
+    axes.annotate(
+        f"eps {report.eps:.3g}, delta {report.delta:.2g}",
+        (report.eps, report.delta),
+        textcoords="offset points",
+        xytext=(8, 6),
+        fontsize=9,
+    )
+    axes.set(yscale="log", xlabel="eps", ylabel="delta", xlim=(0, grid[-1]))
+    axes.set_ylim(max(report.delta * 1e-4, 1e-15), 1)
+    axes.set_title(f"Every point of the curve holds at once ({report.kernel})", fontsize=10, loc="left")
+    axes.legend(frameon=False, fontsize=8.5)
+    return figure
+
+
+def plot_budget(report: "PrivacyReport") -> "Figure":
+    """How the budget is used up from iteration to iteration, as planned, and how much has been by now.
+
+    What is released before the first iteration (a preparation) is the height at which the curve begins.
+
+    :param report: `mcmc.privacy`.
+    :raises ValueError: if the run was not private.
+    """
+    if not report.private:
+        raise ValueError("a run without noise has no budget to draw")
+    figure = _figure(5.4, 4.2, layout="constrained")
+    axes = figure.subplots()
+    iterations = np.unique(np.linspace(0, report.num_iterations, 25).astype(int))
+    spent = []
+    for done in iterations:
+        counts = {name: _counts_after(kind, int(done), report.num_iterations) for name, kind in report.kinds.items()}
+        releases = flat_releases(report.kinds, counts)
+        eps = accounting.composed_eps(releases, report.delta, report.neighboring_relation) if releases else 0.0
+        spent.append(min(eps, report.eps))
+    axes.plot(iterations, spent, color=_COLOURS[1], linewidth=1.8, label="as planned")
+    axes.axhline(report.eps, color="#444444", linewidth=0.8, linestyle=":", label=f"budget, eps {report.eps:g}")
+    axes.axhline(report.eps_spent, color=_COLOURS[2], linewidth=1.2, linestyle="--", label="released so far")
+    axes.set(xlim=(0, report.num_iterations), ylim=(0, 1.15 * report.eps), xlabel="iterations of each chain")
+    axes.set_ylabel(f"eps at delta {report.delta:.2g}")
+    axes.set_title(f"{report.kernel}, {report.num_chains} chain(s)", fontsize=10, loc="left")
+    axes.legend(frameon=False, fontsize=8.5, loc="lower right")
+    return figure
+
+
+def plot_noise(mcmc: Any) -> "Figure":
+    """Acceptance against the noise in the log ratio, for each iteration after warmup, beside what noise alone allows.
+
+    :param mcmc: a `numpyro_dp.MCMC` that has run with ``extra_fields=("noise_scale",)``.
+    :raises ValueError: if that field was not collected.
+    """
+    fields = mcmc.get_extra_fields(group_by_chain=True)
+    if "noise_scale" not in fields or "accepted" not in fields:
+        raise ValueError('the run has not kept its noise: give mcmc.run extra_fields=("noise_scale",)')
+    noise, accepted = np.asarray(fields["noise_scale"]), np.asarray(fields["accepted"], float)
+    figure = _figure(5.4, 4.2, layout="constrained")
+    axes = figure.subplots()
+    largest = max(4.0, float(np.quantile(noise, 0.99)))
+    grid = np.linspace(0, largest, 200)
+    axes.axvspan(1, 2.5, color=_COLOURS[0], alpha=0.25, linewidth=0, label="good")
+    axes.plot(grid, _noise_alone(grid), color="#444444", linewidth=1.0)
+    axes.plot([], [], color="#444444", linewidth=1.0, label="noise alone: nothing else is refused")
+    for chain, (scale, taken) in enumerate(zip(noise, accepted, strict=True)):
+        edges = np.unique(np.quantile(scale, np.linspace(0, 1, 9)))
+        group = np.clip(np.searchsorted(edges, scale, side="right") - 1, 0, max(len(edges) - 2, 0))
+        colour = _COLOURS[1 + chain % (len(_COLOURS) - 1)]
+        centres = [scale[group == k].mean() for k in np.unique(group)]
+        shares = [taken[group == k].mean() for k in np.unique(group)]
+        axes.plot(centres, shares, color=colour, marker="o", markersize=5, linewidth=1.0, label=f"chain {chain}")
+    axes.set(xlim=(0, largest), ylim=(0, 1), xlabel="sd of the noise in the log ratio", ylabel="share accepted")
+    axes.set_title("Acceptance under privacy noise", fontsize=10, loc="left")
+    axes.legend(frameon=False, fontsize=8.5)
+    return figure
+
+
+def _noise_alone(noise: np.ndarray) -> np.ndarray:
+    """Acceptance of proposals as good as where the chain is: ``2 Phi(-noise / 2)`` (Ceperley and Dewing 1999)."""
+    return 2 * ndtr(-noise / 2)
+
+
+def _counts_after(kind: Releases, done: int, num_iterations: int) -> tuple[int, ...]:
+    """How many releases there have been after so many iterations."""
+    if len(kind.mechanisms) > 1:  # one for each iteration
+        return tuple(count if k < done else 0 for k, count in enumerate(kind.counts))
+    (count,) = kind.counts
+    return (count if count < num_iterations else round(count * done / num_iterations),)
+
+
+def _mark(span: Any, good: tuple[float, float], bad: tuple[float, float]) -> None:
+    span(*good, color=_COLOURS[3], alpha=0.10, linewidth=0)
+    span(*bad, color=_COLOURS[2], alpha=0.10, linewidth=0)
+
+
+def _figure(width: float, height: float, **options: Any) -> "Figure":
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("pictures need matplotlib: pip install 'numpyro_dp[plots]'") from error
+    return Figure(figsize=(width, height), dpi=150, **options)
 
 
 def _scalar_draws(result: Any, var_names: Sequence[str] | None) -> dict[str, np.ndarray]:

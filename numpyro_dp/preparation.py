@@ -33,6 +33,14 @@ from numpyro_dp.cut import Cut
 from numpyro_dp.kernels.survey import Frame, Survey
 from numpyro_dp.kernels.target import Draw, Grid
 from numpyro_dp.ledger import PrivacyBudgetError
+from numpyro_dp.planning import (
+    MAX_CURVATURE_NOISE,
+    TYPICAL_CLIP,
+    curvature_noise,
+    released_error,
+    tight_slope,
+    walk_draws,
+)
 from numpyro_dp.surrogate import Surrogate
 
 WIDE = Grid(2.0, 6)
@@ -42,8 +50,6 @@ _SMALLEST = 2.0**-16  # of a bound, in prior standard deviations: with less, eve
 _WIDE_ROUNDS = 2  # after them, bounds are near the last ones
 _BELOW = 2.0**-6  # the narrow grid starts so far below the last bound, and ends at 2**9.875 times it
 
-MAX_CURVATURE_NOISE = 1.0
-"""Relative noise of the curvature, as foreseen, above which a run is refused."""
 
 # Eigenvalues below the edge of the noise's spectrum are not known. A step raises them so that noise does not lead it
 # astray; coordinates raise them less, so that in the next ones they can be told from noise.
@@ -458,8 +464,7 @@ def require_hope(size: int, num_rows: float, rho: float, options: Preparation, e
     :raises PrivacyBudgetError: if the curvature's noise would drown it; for a walk, if all its steps together would be
         worth less than `MIN_WALK_DRAWS` independent draws.
     """
-    curvature = 4 * size / num_rows * math.sqrt(size / (0.11 * rho))
-    shift = 3 * math.sqrt(2 * size / (0.5 * num_rows * rho))
+    curvature, shift = curvature_noise(size, num_rows, rho), released_error(size, num_rows, rho)
     if curvature > MAX_CURVATURE_NOISE:
         raise PrivacyBudgetError(
             f"eps={eps:g} with {num_rows:.6g} rows cannot give a posterior of the {size} numbers in which this model's "
@@ -467,7 +472,7 @@ def require_hope(size: int, num_rows: float, rho: float, options: Preparation, e
             f"posterior by about {shift:.2g} standard deviations. Nothing was released. Raise eps, use fewer "
             "parameters, or go on all the same with `prepare=Preparation(force=True)`"
         )
-    draws = walk_draws(2 * math.sqrt(size / num_rows), size, options.reserve * rho)
+    draws = walk_draws(TYPICAL_CLIP * tight_slope(num_rows, size), size, options.reserve * rho)
     if options.mode == "walk" and draws < MIN_WALK_DRAWS:
         raise PrivacyBudgetError(
             f"eps={eps:g} with {num_rows:.6g} rows pays for a random walk worth about {draws:.2g} independent draws of "
@@ -475,14 +480,3 @@ def require_hope(size: int, num_rows: float, rho: float, options: Preparation, e
             "with less: it releases the likelihood once. Or raise eps, temper the likelihood (n0, power), or go on all "
             "the same with `prepare=Preparation(force=True)`"
         )
-
-
-def walk_draws(slope: float, size: int, rho: float) -> float:
-    """How many independent draws a penalty random walk is worth, however many steps share `rho`.
-
-    A step of length s (in posterior standard deviations) takes noise of standard deviation 2 for ``rho = (slope s)^2
-    size / 2`` (sensitivity ``2 slope s sqrt(size)``), and s^-2 of them make a draw, about.
-
-    :param slope: clip bound of a row's log ratio per unit of distance.
-    """
-    return 0.78 * rho / (8 * slope**2 * size)

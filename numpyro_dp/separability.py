@@ -290,24 +290,25 @@ def closed_over_problems(separated: "SeparableModel", sites: Sites, constants: s
 
 
 _OPEN_LOOP = (
-    "the model has a loop that goes on or ends as a row says (`lax.while_loop`, or `lax.fori_loop` with bounds that "
+    "{} has a loop that goes on or ends as a row says (`lax.while_loop`, or `lax.fori_loop` with bounds that "
     "rows give): one row could keep the run from ending, and how long it takes would tell of it. Use a fixed number "
     "of steps: `lax.scan`, or `fori_loop` with public bounds"
 )
 _BETAINC = (
-    "the model computes the incomplete beta function of a row (the cdf of a Student's t, Beta or Binomial, as for "
-    f"censored or truncated outcomes). In JAX {jax.__version__} one row changes the last digits of all others there. "
-    "Install JAX 0.12 or newer"
+    "{} computes the incomplete beta function of a row (the cdf of a Student's t, Beta or Binomial, as for censored or "
+    f"truncated outcomes). In JAX {jax.__version__} one row changes the last digits of all others there. Install JAX "
+    "0.12 or newer"
 )
 
 
-def _describe_hazard(name: str) -> str:
+def describe_hazard(name: str, whose: str = "the model") -> str:
+    """What is wrong with an operation that `numpyro_dp.tracing.hazards` found, and the way out."""
     if name == "while":
-        return _OPEN_LOOP
+        return _OPEN_LOOP.format(whose)
     if name == "regularized_incomplete_beta":
-        return _BETAINC
+        return _BETAINC.format(whose)
     return (
-        f"the model applies `{name}` to a row, which many rows at once need not go through as one row does: they could "
+        f"{whose} applies `{name}` to a row, which many rows at once need not go through as one row does: they could "
         "act on one another. Write it with `jax.numpy` (a callback: with vmap_method='sequential'), and pass random "
         "numbers as an argument"
     )
@@ -332,7 +333,7 @@ def one_row_trace(separated: "SeparableModel", args: tuple, kwargs: dict) -> tup
     private = [a.private for a in separated.arguments if a.shape is not None]
     try:
         closed = jax.make_jaxpr(run)(abstract(arrays))
-        problems = [_describe_hazard(name) for name in sorted(hazards(closed.jaxpr, private))]
+        problems = [describe_hazard(name) for name in sorted(hazards(closed.jaxpr, private))]
         return sites, set(array_constants(closed)), problems
     except Exception as error:  # whatever the model raises at one row; it has seen shapes only
         if needs_values(error):

@@ -7,6 +7,7 @@ whole state may be published; it holds no key from which noise was drawn.
 
 import dataclasses
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -37,9 +38,10 @@ from numpyro_dp.ledger import (
     plan_for_budget,
     plan_for_noise,
 )
-from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Mechanism
+from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Gaussian, Mechanism
 from numpyro_dp.model import SeparableModel, released_model, separate
 from numpyro_dp.noise import GridNoise, NoiseSource
+from numpyro_dp.planning import FEW_DRAWS, most_draws, tight_slope
 from numpyro_dp.report import PrivacyReport, round_up
 from numpyro_dp.sharding import Layout, layout_of
 from numpyro_dp.subsampling import AllRows, Batch, Batches, as_batches
@@ -666,6 +668,27 @@ class DPKernel(MCMCKernel, Algorithm):
         described = self._describe_table(separated)
         self._ledger.commit(plan, repr((type(self).__name__, self._settings())))
         self._described = described
+        self._warn_if_hopeless(plan)
+
+    def _warn_if_hopeless(self, plan: Plan) -> None:
+        """Warn of a chain that noise will keep where it is; by public numbers only."""
+        ratio = plan.kinds.get("ratio")
+        if self._algorithm is not self or plan.num_rows is None or ratio is None:
+            return
+        if not isinstance(ratio.mechanisms[0], Gaussian):  # of all rows
+            return
+        slope = tight_slope(plan.num_rows, self._num_params, self._power(plan.num_rows))
+        tau, iterations = ratio.mechanisms[0].noise_multiplier, plan.num_iterations * plan.num_chains
+        draws, without_noise = most_draws(self._num_params, slope, tau, iterations, "grad" in plan.kinds)
+        if draws < FEW_DRAWS and draws < without_noise / 10:
+            warnings.warn(
+                f"this {type(self).__name__} will hardly move: with clip bounds as tight as can be, eps={plan.eps:.3g} "
+                f"over {plan.num_chains} chain(s) of {plan.num_iterations} iterations pays for about {draws:.1g} "
+                f"effective draws of {self._num_params} parameters from {plan.num_rows} rows. Use DPHMC with its "
+                "default preparation, which releases the likelihood once, raise eps, or temper the likelihood (power, "
+                "n0); numpyro_dp.plan says how far",
+                stacklevel=2,
+            )
 
     def _wanted(self, num_rows: int, num_iterations: int, num_chains: int) -> dict[str, Wanted]:
         """Everything that the budget is for."""

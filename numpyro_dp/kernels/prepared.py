@@ -31,6 +31,7 @@ from numpyro_dp.ledger import PrivacyBudgetError, Releases, Request, Wanted, fla
 from numpyro_dp.mechanisms import Gaussian, Mechanism
 from numpyro_dp.model import SeparableModel
 from numpyro_dp.noise import GridNoise
+from numpyro_dp.planning import walk_draws
 from numpyro_dp.preparation import (
     COMBINED,
     NARROW,
@@ -46,7 +47,6 @@ from numpyro_dp.preparation import (
     require_hope,
     rough_normal,
     start_near,
-    walk_draws,
 )
 from numpyro_dp.sharding import Layout
 

@@ -1,0 +1,166 @@
+"""One noisy sum over the rows, for whatever is worth its price: a count, a table, a check of the model.
+
+A posterior predictive check compares outcomes with what the model predicts for them. Done exactly, it publishes the
+outcomes. Done with `release_sum`, it costs eps and may be published, too.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dp.budget import PrivacyBudget
+from numpyro_dp.clipping import ClippedSum, clipped_sum, require_correct_sums
+from numpyro_dp.ledger import Ledger, PrivacyBudgetError, Request, Wanted, plan_for_budget
+from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Gaussian
+from numpyro_dp.noise import GridNoise, NoiseSource, in_real_units, noise_scale, release
+from numpyro_dp.separability import describe_hazard
+from numpyro_dp.tracing import array_constants, hazards
+
+
+@dataclass(frozen=True)
+class NoisySum:
+    """What `release_sum` released. Holds nothing private.
+
+    :ivar value: the sum, with noise; a number, or an array of shape (k,).
+    :ivar noise_sd: standard deviation of the noise, which is normal and independent in each entry.
+    :ivar eps, delta: what it cost.
+    """
+
+    value: np.ndarray
+    noise_sd: float
+    bound: float
+    eps: float
+    delta: float
+    neighboring_relation: str
+
+    def __str__(self) -> str:
+        shown = np.array2string(np.asarray(self.value), precision=4, threshold=20)
+        return (
+            f"{shown} with noise of sd {self.noise_sd:.4g}; ({self.eps:g}, {self.delta:.3g})-differentially private "
+            f"under {self.neighboring_relation}, rows clipped to norm {self.bound:g}"
+        )
+
+
+def release_sum(
+    per_row: Callable[..., Any],
+    rows: Any,
+    *,
+    bound: float,
+    eps: float,
+    delta: float | None = None,
+    neighboring_relation: str = "replace_one",
+    budget: PrivacyBudget | None = None,
+) -> NoisySum:
+    """The sum over rows of a number or a vector that is computed from each, clipped to norm `bound`, with noise.
+
+        # How many patients are above 80, and in how many of these the outcome was seen more often than predicted.
+        released = release_sum(
+            lambda age, y, p: jnp.where(age > 80, jnp.array([1.0, y - p]), 0.0),
+            (age, y, predicted),
+            bound=1.5, eps=0.2, budget=budget,
+        )
+
+    **Formal guarantee.** One Gaussian mechanism, ``(eps, delta)``-DP for one row under `neighboring_relation`: the sum
+    is one of integers (`numpyro_dp.clipping`), of sensitivity ``2 bound`` (replace-one) or ``bound``. Every call is a
+    release of its own, which adds to all others on the table: with a `budget` it is charged before the table is read.
+
+    :param per_row: JAX function of one row of each array, without the leading axis; gives a number or shape (k,). NaN
+        counts as 0.
+    :param rows: an array, or a tuple of arrays, with the n rows on the leading axis. What `per_row` closes over is
+        public.
+    :param bound: largest norm of one row's contribution that is counted in full. From what is public.
+    :param eps, delta: the price; delta is ``0.1 / n`` by default under replace-one.
+    :param budget: of the table.
+    :return: the noisy sum. Where n is public and the sum is over a 0/1 indicator, clip it to [0, n] if you like: that
+        costs nothing.
+    :raises ValueError: if an argument is out of range, or rows could act on one another through `per_row`.
+    :raises PrivacyBudgetError: if the budget does not allow it. Nothing is released then.
+    """
+    require_correct_sums()
+    arrays = tuple(jnp.asarray(array) for array in (rows if isinstance(rows, tuple) else (rows,)))
+    num_rows = _number_of_rows(arrays)
+    delta = _check(bound, eps, delta, neighboring_relation, num_rows)
+    function = _of_slices(per_row)
+    shape = _check_function(function, arrays)
+    ledger = Ledger(NoiseSource(None), budget, f"release_sum of {getattr(per_row, '__name__', 'a function')}")
+    plan = plan_for_budget(
+        eps=eps,
+        delta=delta,
+        neighboring_relation=neighboring_relation,
+        wanted={"sum": Wanted(lambda multiplier: (Gaussian(multiplier),), (1,))},
+        num_iterations=1,
+        num_chains=1,
+        num_rows=num_rows if neighboring_relation == "replace_one" else None,
+    )
+    if budget is not None:
+        budget.require(plan)
+    ledger.commit(plan)
+    granted, drawn = ledger.grant({"sum": Request(1, (1, *shape))}, 0, num_rows, b"")
+    noise = drawn["sum"].noise
+    if not granted or noise is None:
+        raise PrivacyBudgetError("the budget of this table does not allow this sum. Nothing was released")
+    same_places = neighboring_relation == "replace_one"
+    total = jax.jit(lambda *rows: clipped_sum(function, rows, bound, width=math.prod(shape), fixed_places=same_places))(
+        *arrays
+    )
+    assert isinstance(total, ClippedSum)
+    steps = release(total, GridNoise(jnp.asarray(noise[0][0]), jnp.asarray(noise[1][0])))
+    value = np.asarray(in_real_units(*steps, total.bound))
+    multiplier = plan.kinds["sum"].mechanisms[0].noise_multiplier
+    scale = float(noise_scale(bound, jnp.asarray(multiplier), neighboring_relation))
+    return NoisySum(value, scale, float(bound), plan.eps, plan.delta, neighboring_relation)
+
+
+def _number_of_rows(arrays: tuple[jax.Array, ...]) -> int:
+    lengths = {array.shape[0] if array.ndim else None for array in arrays}
+    if len(lengths) != 1 or None in lengths or lengths == {0}:
+        shapes = ", ".join(str(array.shape) for array in arrays)
+        raise ValueError(f"rows must be arrays with the same leading axis, of at least one row; got shapes {shapes}")
+    return arrays[0].shape[0]
+
+
+def _check(bound: float, eps: float, delta: float | None, relation: str, num_rows: int) -> float:
+    if relation not in NEIGHBORING_RELATIONS:
+        raise ValueError(f"neighboring_relation must be one of {', '.join(NEIGHBORING_RELATIONS)}, got {relation!r}")
+    for name, value in {"bound": bound, "eps": eps}.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be positive and finite, got {value!r}")
+    if delta is None:
+        if relation != "replace_one":
+            raise ValueError("under 'add_or_remove_one' the number of rows is private: give delta, a public number")
+        delta = 0.1 / num_rows
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must lie strictly between 0 and 1, got {delta!r}")
+    return delta
+
+
+def _of_slices(per_row: Callable[..., Any]) -> Callable[[tuple], jax.Array]:
+    def function(row: tuple) -> jax.Array:
+        value = jnp.asarray(per_row(*(part[0] for part in row)))
+        return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(jnp.result_type(float))
+
+    return function
+
+
+def _check_function(function: Callable[[tuple], jax.Array], arrays: tuple[jax.Array, ...]) -> tuple[int, ...]:
+    """The shape of what it gives.
+
+    :raises ValueError: if it gives something else than numbers, or rows could act on one another through it.
+    """
+    closed, result = jax.make_jaxpr(function, return_shape=True)(
+        tuple(jax.ShapeDtypeStruct((1, *array.shape[1:]), array.dtype) for array in arrays)
+    )
+    problems = [describe_hazard(name, "per_row") for name in sorted(hazards(closed.jaxpr, [True] * len(arrays)))]
+    if len(result.shape) > 1:
+        problems.append(f"per_row must give a number or a vector, and gives shape {result.shape}: ravel it")
+    size = arrays[0].shape[0]
+    if size > 1 and any(size in shape for shape in array_constants(closed)):
+        problems.append("per_row closes over an array as long as the table: pass it in `rows`")
+    if problems:
+        raise ValueError("; ".join(problems))
+    return result.shape
