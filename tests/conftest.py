@@ -19,6 +19,11 @@ import pytest
 _MOST_MAPPINGS = 20_000
 
 
+def pytest_configure(config):
+    # Most tests run on tables from which no posterior can come; tests/test_planning.py is about the warning.
+    config.addinivalue_line("filterwarnings", "ignore:this .* will hardly move:UserWarning")
+
+
 def _too_many_programs() -> bool:
     """Each compiled program takes pieces of memory of its own, of which Linux allows a process 65,530."""
     mappings = Path("/proc/self/maps")
