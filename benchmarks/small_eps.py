@@ -14,7 +14,8 @@ logistic regression by sds), and steps for which the noise allows acceptance.
 Columns: `error`, the rms over all parameters (scales of hierarchies included; group effects centred) of the difference
 of posterior means in standard deviations of the exact posterior; `sd ratio`, private over exact, geometric mean;
 `truth` and `exact`, the share of 90% intervals that cover the true parameters and draws of the exact posterior; `MMD`,
-with a Gaussian kernel as wide as the median distance between private and exact draws. Medians over data sets, and
+with a Gaussian kernel as wide as the median distance between private and exact draws, 0 where its unbiased square is
+negative (equal laws give about 0.01 to 0.03). Medians over data sets, and
 quartiles in brackets.
 """
 
@@ -22,6 +23,7 @@ import argparse
 import inspect
 import json
 import math
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -40,10 +42,11 @@ from numpyro_dp import DPHMC, MCMC, DPPenalty
 from numpyro_dp.accounting import gaussian_rho
 from numpyro_dp.kernels.base import KernelOptions, MetropolisOptions
 
-try:
-    from benchmarks.small_eps_models import CACHE, CASES, Case, Exact, exact, flat
-except ImportError:  # run as a script
-    from small_eps_models import CACHE, CASES, Case, Exact, exact, flat
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for those who run this as a script
+
+from benchmarks.small_eps_models import CACHE, CASES, Case, Exact, exact
+from experiments.metrics import mmd
+from experiments.models import flat
 
 QUICK = ["logistic-1e4-5", "poisson", "hierarchical-8"]
 
@@ -219,33 +222,8 @@ def scores(case: Case, samples, truth, posterior: Exact | None, seed: int) -> di
         "error": float(np.sqrt((difference**2).mean())),
         "sd ratio": float(np.exp(np.log(ratio).mean())),
         "exact": float(((low <= draws) & (draws <= high)).mean()),
-        "MMD": mmd(private, draws, seed),
+        "MMD": max(mmd(private, draws, seed=seed), 0.0),
     }
-
-
-def mmd(private: np.ndarray, draws: np.ndarray, seed: int = 0, most: int = 2000) -> float:
-    """Maximum mean discrepancy; the kernel's width as in the papers, the median distance of 500 points of each.
-
-    The square is estimated without bias and set to 0 where it is negative: equal laws give about 0.01 to 0.03.
-    """
-    rng = np.random.default_rng([13, seed])
-    x, y = (points[rng.choice(len(points), min(most, len(points)), replace=False)] for points in (private, draws))
-    some = [points[rng.choice(len(points), 500)] for points in (x, y)]
-    width = np.sqrt(np.median(_squares(*some)))
-
-    def kernel(a, b):
-        return np.exp(-_squares(a, b) / (2 * width**2))
-
-    def within(points):
-        return (kernel(points, points).sum() - len(points)) / (len(points) * (len(points) - 1))
-
-    return float(np.sqrt(max(within(x) + within(y) - 2 * kernel(x, y).mean(), 0.0)))
-
-
-def _squares(a, b):
-    centre = b.mean(0)
-    a, b = a - centre, b - centre
-    return np.maximum((a**2).sum(1)[:, None] + (b**2).sum(1) - 2 * a @ b.T, 0.0)
 
 
 # -- Tables ------------------------------------------------------------------------------------------------------------

@@ -6,12 +6,14 @@
 
 References do not come from long chains. Where the posterior is known it is drawn from. Elsewhere: importance sampling,
 from a multivariate t at the mode (smooth models), from the prior times a Gaussian likelihood (hierarchical ones), from
-a grid (curved ones in two dimensions); in float64, with the effective sample size checked.
+a grid (curved ones in two dimensions); in float64, with the effective sample size checked. The papers' own models
+(Gaussian, mixture, bananas, circle) and the ways to draw from posteriors are in `experiments/models.py`.
 """
 
 import argparse
 import hashlib
 import inspect
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,14 +26,25 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from jax.flatten_util import ravel_pytree
-from numpyro.infer.util import initialize_model, potential_energy
 from scipy.special import expit, logsumexp
 
-CACHE = Path(__file__).resolve().parents[1] / "benchmark-output" / "small_eps"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for those who run this as a script
 
-DRAWS = 4000
-"""Exact draws in a reference."""
+from experiments.models import (
+    draw_banana,
+    draw_circle,
+    draw_gaussian,
+    draw_mixture,
+    draw_smooth,
+    flat,
+    make_banana,
+    make_circle,
+    make_gaussian,
+    make_mixture,
+    resampled,
+)
+
+CACHE = Path(__file__).resolve().parents[1] / "benchmark-output" / "small_eps"
 
 # -- Models ------------------------------------------------------------------------------------------------------------
 
@@ -81,26 +94,6 @@ def student_t(X, y):
         numpyro.sample("y", dist.StudentT(nu, intercept + X @ b, sigma), obs=y)
 
 
-def gaussian_mean(X, *, W):
-    """The papers' Gaussian: unknown mean, known covariance, prior sd 100.
-
-    Rows come whitened by `W`, the inverse of the covariance's Cholesky factor: the posterior is the same, and an
-    iteration is many times faster than with ``MultivariateNormal``, whose triangular solves are slow row by row.
-    """
-    theta = numpyro.sample("theta", dist.Normal(0, 100).expand([X.shape[1]]).to_event(1))
-    with numpyro.plate("rows", X.shape[0]):
-        numpyro.sample("x", dist.Normal(W @ theta, 1).to_event(1), obs=X)
-
-
-def tempered_mixture(x):
-    """Of Welling and Teh, Seita et al. and Heikkilä et al.; the kernel tempers it to `n0` = 100 rows."""
-    theta_1 = numpyro.sample("theta_1", dist.Normal(0, np.sqrt(10)))
-    theta_2 = numpyro.sample("theta_2", dist.Normal(0, 1))
-    components = dist.Normal(jnp.stack([theta_1, theta_1 + theta_2]), np.sqrt(2))
-    with numpyro.plate("rows", x.shape[0]):
-        numpyro.sample("x", dist.MixtureSameFamily(dist.Categorical(probs=jnp.array([0.5, 0.5])), components), obs=x)
-
-
 def hierarchical_centred(group, X, y, groups):
     b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
     mu = numpyro.sample("mu", dist.Normal(0, 2))
@@ -120,25 +113,6 @@ def hierarchical_noncentred(group, X, y, groups):
     alpha = mu + sigma * z
     with numpyro.plate("rows", X.shape[0]):
         numpyro.sample("y", dist.Bernoulli(logits=alpha[group] + X @ b), obs=y)
-
-
-def banana(X, *, a, scale):
-    """The papers' curved posteriors: with prior and likelihood of theta_2 + a theta_1^2, known likelihood scales."""
-    theta_1 = numpyro.sample("theta_1", dist.Normal(0, np.sqrt(1000)))
-    theta_2 = numpyro.sample("theta_2", dist.Normal(-a * theta_1**2, np.sqrt(1000)))
-    loc = [theta_1, theta_2 + a * theta_1**2]
-    if X.shape[1] > 2:
-        loc += list(numpyro.sample("rest", dist.Normal(0, np.sqrt(1000)).expand([X.shape[1] - 2]).to_event(1)))
-    with numpyro.plate("rows", X.shape[0]):
-        numpyro.sample("x", dist.Normal(jnp.stack(loc), scale).to_event(1), obs=X)
-
-
-def circle(r):
-    """Räisä's circle. Its prior is flat; this one is proper and round. The likelihood is not normalised in r."""
-    x = numpyro.sample("x", dist.Normal(0, 10))
-    y = numpyro.sample("y", dist.Normal(0, 10))
-    with numpyro.plate("rows", r.shape[0]):
-        numpyro.factor("r", -1e-5 * (x**2 + y**2 - r**2) ** 2)
 
 
 # -- Data --------------------------------------------------------------------------------------------------------------
@@ -225,27 +199,6 @@ def make_student_t_known_nu(seed):
     return student_t_known_nu, args, kwargs, {name: value for name, value in truth.items() if name != "nu"}
 
 
-def make_gaussian(seed):
-    """Covariance as in the papers: gamma(1/2) eigenvalues, eigenvectors from a uniform random matrix."""
-    rows, columns = 100_000, 10
-    rng = np.random.default_rng([7, seed])
-    eigenvalues = np.maximum(rng.gamma(0.5, 1.0, columns), 1e-3)  # smaller ones are beyond float32
-    vectors, _ = np.linalg.qr(rng.random((columns, columns)))
-    W = np.linalg.inv(np.linalg.cholesky(vectors * eigenvalues @ vectors.T))
-    theta = rng.standard_normal(columns)
-    X = W @ theta + rng.standard_normal((rows, columns))
-    model = partial(gaussian_mean, W=np.asarray(W, np.float32))
-    return model, (np.asarray(X, np.float32),), {}, {"theta": theta}
-
-
-def make_mixture(seed):
-    rows = 100_000
-    rng = np.random.default_rng([8, seed])
-    x = rng.normal(1.0 * (rng.random(rows) < 0.5), np.sqrt(2))
-    truth = {"theta_1": np.array(0.0), "theta_2": np.array(1.0)}
-    return tempered_mixture, (np.asarray(x, np.float32),), {}, truth
-
-
 def make_hierarchical(rows, groups, model):
     def make(seed):
         rng = np.random.default_rng([9, rows, groups, seed])  # the same table, centred or not
@@ -259,30 +212,6 @@ def make_hierarchical(rows, groups, model):
         return model, (np.asarray(group, np.int32), *_table(X, y)), {"groups": groups}, truth
 
     return make
-
-
-def make_banana(rows, scales, a):
-    scales = np.asarray(scales, float)
-
-    def make(seed):
-        rng = np.random.default_rng([10, rows, len(scales), round(a), seed])
-        theta = np.zeros(len(scales))
-        theta[1] = 3.0
-        loc = theta.copy()
-        loc[1] += a * theta[0] ** 2
-        X = loc + scales * rng.standard_normal((rows, len(scales)))
-        truth = {"theta_1": theta[0], "theta_2": theta[1]}
-        if len(scales) > 2:
-            truth["rest"] = theta[2:]
-        model = partial(banana, a=a, scale=np.asarray(scales, np.float32))
-        return model, (np.asarray(X, np.float32),), {}, truth
-
-    return make
-
-
-def make_circle(seed):
-    r = np.random.default_rng([11, seed]).normal(3, 1, 100_000)
-    return circle, (np.asarray(r, np.float32),), {}, {"x": np.array(0.0), "y": np.array(0.0)}
 
 
 # -- Cases -------------------------------------------------------------------------------------------------------------
@@ -344,130 +273,7 @@ class Case:
         return flat(self.quantities({name: np.asarray(value, float)[None] for name, value in truth.items()}))[0]
 
 
-def flat(quantities) -> np.ndarray:
-    """Quantities as one matrix (draws, scalars); sites in alphabetical order."""
-    return np.concatenate([quantities[name] for name in sorted(quantities)], axis=1)
-
-
 # -- Exact posteriors --------------------------------------------------------------------------------------------------
-
-
-def _resampled(rng, draws, log_weights):
-    """As many draws, equally weighted (systematic resampling), in random order."""
-    weights = np.exp(log_weights - logsumexp(log_weights))
-    points = (rng.random() + np.arange(DRAWS)) / DRAWS
-    index = np.minimum(np.searchsorted(np.cumsum(weights), points), len(weights) - 1)
-    index = rng.permutation(index)
-    return {name: value[index] for name, value in draws.items()}
-
-
-def draw_smooth(model, args, kwargs, rng, proposals=4000):
-    """Importance sampling in unconstrained space from a multivariate t at the mode, in antithetic pairs."""
-    with jax.enable_x64(True):
-        args = tuple(_double(value) for value in args)
-        kwargs = {name: _double(value) for name, value in kwargs.items()}
-        info = initialize_model(
-            jax.random.key(0), model, model_args=args, model_kwargs=kwargs, init_strategy=numpyro.infer.init_to_median
-        )
-        start, unravel = ravel_pytree(info.param_info.z)
-
-        def potential(flat_z):
-            return potential_energy(model, args, kwargs, unravel(flat_z))
-
-        value_and_slope = jax.jit(jax.value_and_grad(potential))
-        curvature = jax.jit(
-            lambda z: jax.lax.map(lambda v: jax.jvp(jax.grad(potential), (z,), (v,))[1], jnp.eye(len(z)))
-        )
-        mode, hessian = _newton(value_and_slope, curvature, np.asarray(start, float))
-        factor = np.linalg.inv(np.linalg.cholesky(hessian)).T
-        d, df = len(mode), 20.0
-        half = rng.standard_normal((proposals // 2, d)) * np.sqrt(df / rng.chisquare(df, (proposals // 2, 1)))
-        t = np.concatenate([half, -half])
-        z = mode + t @ factor.T
-        log_proposal = -(df + d) / 2 * np.log1p((t**2).sum(1) / df)
-        energies = np.asarray(jax.jit(lambda points: jax.lax.map(potential, points))(z))
-        constrained = jax.jit(jax.vmap(lambda point: info.postprocess_fn(unravel(point))))(z)
-        return {name: np.asarray(value) for name, value in constrained.items()}, -energies - log_proposal
-
-
-def _newton(value_and_slope, curvature, z):
-    value, slope = value_and_slope(z)
-    for _ in range(100):
-        hessian = np.asarray(curvature(z))
-        eigenvalues, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
-        safe = np.maximum(np.abs(eigenvalues), 1e-6 * np.abs(eigenvalues).max())
-        step = -vectors @ ((vectors.T @ np.asarray(slope)) / safe)
-        if -slope @ step < 1e-9 and eigenvalues.min() > 0:
-            return z, hessian
-        for _ in range(30):
-            new_value, new_slope = value_and_slope(z + step)
-            if np.isfinite(new_value) and new_value < value:
-                break
-            step = step / 2
-        else:
-            if eigenvalues.min() > 0:
-                return z, hessian  # as far as rounding allows
-            raise RuntimeError("no mode found")
-        z, value, slope = z + step, new_value, new_slope
-    raise RuntimeError("Newton's method did not converge")
-
-
-def _double(value):
-    value = np.asarray(value) if isinstance(value, np.ndarray | jax.Array) else value
-    return value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value
-
-
-def draw_gaussian(model, args, kwargs, rng):
-    (X,), W = args, np.asarray(model.keywords["W"], float)
-    precision = len(X) * W.T @ W + np.eye(X.shape[1]) / 100**2
-    mean = np.linalg.solve(precision, W.T @ np.asarray(X, float).sum(0))
-    half = rng.standard_normal((DRAWS // 2, len(mean))) @ np.linalg.inv(np.linalg.cholesky(precision))
-    return {"theta": mean + np.concatenate([half, -half])}, None
-
-
-def draw_banana(model, args, kwargs, rng):
-    (X,), a, scale = args, model.keywords["a"], np.asarray(model.keywords["scale"], float)
-    precision = len(X) / scale**2 + 1 / 1000
-    mean = len(X) / scale**2 * np.asarray(X, float).mean(0) / precision
-    u = mean + rng.standard_normal((DRAWS, len(mean))) / np.sqrt(precision)
-    draws = {"theta_1": u[:, 0], "theta_2": u[:, 1] - a * u[:, 0] ** 2}
-    if X.shape[1] > 2:
-        draws["rest"] = u[:, 2:]
-    return draws, None
-
-
-def _from_grid(rng, log_density, *axes):
-    """Draws from a density on a grid of equal cells, uniform within a cell."""
-    weights = np.exp(log_density - log_density.max()).ravel()
-    index = np.unravel_index(rng.choice(len(weights), DRAWS, p=weights / weights.sum()), log_density.shape)
-    return [axis[i] + (axis[1] - axis[0]) * (rng.random(DRAWS) - 0.5) for axis, i in zip(axes, index, strict=True)]
-
-
-def draw_mixture(model, args, kwargs, rng, n0=100):
-    """On a grid; the rows in narrow bins."""
-    x = np.asarray(args[0], float)
-    counts, edges = np.histogram(x, 3000)
-    x, counts = (edges[1:] + edges[:-1])[counts > 0] / 2, counts[counts > 0]
-    first, second = np.linspace(-3, 4, 211), np.linspace(-5, 5, 301)
-    kernel = np.exp(-((x - np.arange(-8, 9.0001, 1 / 30)[:, None]) ** 2) / 4)  # on multiples of 1/30, as both grids are
-    log_density = np.empty((len(first), len(second)))
-    for i, loc in enumerate(first):
-        others = kernel[np.round(30 * (loc + second + 8)).astype(int)]
-        log_density[i] = np.log(0.5 * kernel[round(30 * (loc + 8))] + 0.5 * others) @ counts
-    log_density *= n0 / len(args[0])
-    log_density += -(first[:, None] ** 2) / 20 - second**2 / 2
-    theta_1, theta_2 = _from_grid(rng, log_density, first, second)
-    return {"theta_1": theta_1, "theta_2": theta_2}, None
-
-
-def draw_circle(model, args, kwargs, rng):
-    """In polar coordinates; u, the squared radius, is uniform under the plane's area."""
-    r2 = np.asarray(args[0], float) ** 2
-    u = np.linspace(0.0005, 25, 25_000)
-    log_density = -1e-5 * (len(r2) * u**2 - 2 * u * r2.sum() + (r2**2).sum()) - u / 200
-    (u,) = _from_grid(rng, log_density, u)
-    angle = 2 * np.pi * (rng.permutation(DRAWS) + rng.random(DRAWS)) / DRAWS
-    return {"x": np.sqrt(np.abs(u)) * np.cos(angle), "y": np.sqrt(np.abs(u)) * np.sin(angle)}, None
 
 
 def draw_hierarchical(model, args, kwargs, rng):
@@ -630,7 +436,7 @@ def exact(name: str, seed: int) -> Exact:
     mean = weights @ values
     sd = np.sqrt(weights @ (values - mean) ** 2)
     if (weights != weights[0]).any():
-        draws = _resampled(rng, draws, log_weights)
+        draws = resampled(rng, draws, log_weights)
     seconds = time.perf_counter() - start
     CACHE.mkdir(parents=True, exist_ok=True)
     np.savez(path, mean=mean, sd=sd, ess=ess, seconds=seconds, **{f"draws_{key}": draws[key] for key in draws})
