@@ -48,7 +48,7 @@ class Outlook:
     """What one sampler can be expected to do.
 
     :ivar sampler: as one writes it.
-    :ivar error: of a posterior mean, in posterior standard deviations, about.
+    :ivar error: of a posterior mean, in posterior standard deviations, about (root mean square).
     :ivar effective_draws: of all chains together; infinite where draws cost nothing.
     :ivar jump: length of a proposed jump in posterior standard deviations; None where nothing is proposed.
     :ivar noise: standard deviation of the noise in the log ratio of such a jump; None where there is none.
@@ -238,7 +238,8 @@ def curvature_noise(size: int, num_rows: float, rho: float) -> float:
 def released_error(size: int, num_rows: float, rho: float) -> float:
     """Error of the posterior's place by the noise in a gradient that is released once, in standard deviations.
 
-    With half of the budget and a clip bound of three times a typical row's gradient.
+    With half of the budget and a clip bound of three times a typical row's gradient. Of eight regressions in the README
+    (eps 1 and 3) the measured errors were 0.6 to 1.2 times this.
     """
     return 3 * math.sqrt(2 * size / (0.5 * num_rows * rho))
 

@@ -3,7 +3,9 @@
 Each function returns a figure; ``figure.savefig(path)`` writes it. Matplotlib is imported when a picture is drawn.
 """
 
+import io
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -149,7 +151,7 @@ def plot_plan(plan: RunPlan) -> "Figure":
     right.axvline(1, color="#444444", linewidth=0.8, linestyle=":")
     right.set(xscale="log", yscale="log", xlim=(clips[0], clips[-1]), ylim=(0.01, 1e4))
     right.set(xlabel="clip bound, relative to the planned one", ylabel="effective draws, all chains")
-    right.set_title("What a clip bound costs: halve it, and draws cost a quarter", fontsize=10, loc="left")
+    right.set_title("What a clip bound costs: half of it, four times the draws", fontsize=10, loc="left")
     right.legend(frameon=False, fontsize=8.5, loc="upper right")
     return figure
 
@@ -304,7 +306,15 @@ def _figure(width: float, height: float, **options: Any) -> "Figure":
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("pictures need matplotlib: pip install 'numpyro_dp[plots]'") from error
-    return Figure(figsize=(width, height), dpi=150, **options)
+    figure = Figure(figsize=(width, height), dpi=150, **options)
+    figure._repr_png_ = partial(_as_png, figure)  # type: ignore[attr-defined]  # for notebooks without pyplot
+    return figure
+
+
+def _as_png(figure: "Figure") -> bytes:
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=80)
+    return data.getvalue()
 
 
 def _scalar_draws(result: Any, var_names: Sequence[str] | None) -> dict[str, np.ndarray]:

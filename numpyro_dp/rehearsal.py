@@ -86,11 +86,11 @@ class Rehearsal:
         inner, outer = self.coverage(0.5), self.coverage(0.9)
         for k, name in enumerate(self.names):
             lines.append(
-                f"{name:<24}{_percent(inner[k]):>14}{_percent(outer[k]):>7}{_typical(np.abs(self.error[:, k])):>9}"
+                f"{name:<24}{_percent(inner[k]):>14}{_percent(outer[k]):>7}{_typical(self.error[:, k]):>9}"
                 f"{_typical(self.sd_ratio[:, k]):>10}"
             )
         lines.append(
-            f"{'all':<24}{_percent(inner.mean()):>14}{_percent(outer.mean()):>7}{_typical(np.abs(self.error)):>9}"
+            f"{'all':<24}{_percent(inner.mean()):>14}{_percent(outer.mean()):>7}{_typical(self.error):>9}"
             f"{_typical(self.sd_ratio):>10}"
         )
         spread = 0.3 / np.sqrt(len(self.mean))  # of a share of 90%
@@ -98,7 +98,7 @@ class Rehearsal:
             "",
             "covered: how often intervals of that level hold the true value"
             + (f" (90% may be off by {2 * spread:.0%} by chance);" if np.isfinite(outer).all() else ";"),
-            "error: distance of the posterior means with and without privacy, in standard deviations (medians).",
+            "error: distance of private from exact posterior means, in standard deviations (root mean square).",
         ]
         lines += [f"{count} of {len(self.mean)} runs warned: {text}" for text, count in self.messages.items()]
         return "\n".join(lines)
@@ -279,4 +279,5 @@ def _percent(value: float) -> str:
 
 
 def _typical(values: np.ndarray) -> str:
-    return "-" if np.isnan(values).all() else f"{np.nanmedian(values):.2f}"
+    """Root mean square."""
+    return "-" if np.isnan(values).all() else f"{np.sqrt(np.nanmean(values**2)):.2f}"
