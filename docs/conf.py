@@ -22,6 +22,8 @@ root_doc = "docs/index"
 include_patterns = ["README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "notebooks/*.ipynb"]
 exclude_patterns = [".*", "build", "dist", "demo-output"]  # folders that are not even looked into
 
+reading_order = ["quickstart", "planning", "choosing", "diagnosing", "hierarchical", "prediction", "owners", "papers"]
+
 html_theme = "furo"
 html_title = f"numpyro_dp {release}"
 html_static_path = ["_static"]
@@ -74,6 +76,15 @@ def is_python(text: str) -> bool:
     return True
 
 
+def list_notebooks(app, docname: str, source: list[str]) -> None:
+    """All notebooks that there are, in the order in which they are best read; new ones come last."""
+    if docname == root_doc:
+        found = sorted(path.stem for path in (Path(app.srcdir) / "notebooks").glob("*.ipynb"))
+        ordered = [name for name in reading_order if name in found]
+        ordered += [name for name in found if name not in reading_order]
+        source[0] = source[0].replace("(all notebooks)", "\n".join(f"/notebooks/{name}" for name in ordered))
+
+
 def add_public_names_without_a_place(app, docname: str, source: list[str]) -> None:
     """Public names that docs/api.md does not mention yet stand at its end, so that none is ever left out."""
     if docname != "docs/api":
@@ -99,5 +110,6 @@ def lead_to_the_front_page(app, exception) -> None:
 def setup(app) -> None:
     app.connect("autodoc-process-docstring", split_fields)
     app.connect("autodoc-process-docstring", show_code)
+    app.connect("source-read", list_notebooks)
     app.connect("source-read", add_public_names_without_a_place)
     app.connect("build-finished", lead_to_the_front_page)
