@@ -107,11 +107,11 @@ def _draw_privacy(records: list[Record], path: Path) -> None:
 # -- The mixture -------------------------------------------------------------------------------------------------------
 
 
-def _job(method: str, eps: float, repeat: int, iterations: int, keep: int) -> Job:
+def _job(method: str, eps: float, repeat: int, iterations: int, keep: int, samples: int) -> Job:
     problem = PROBLEMS["mixture"]
 
     def make() -> Record:
-        sampler = SAMPLER if method == "DP-Barker" else Default()
+        sampler = SAMPLER if method == "DP-Barker" else Default(chains=2, warmup=samples, samples=samples)
         finished = runs.fit(problem, sampler, eps, repeat, iterations=iterations)
         draws = finished.chains.reshape(-1, finished.chains.shape[-1])
         return {
@@ -120,17 +120,17 @@ def _job(method: str, eps: float, repeat: int, iterations: int, keep: int) -> Jo
             "seconds": round(finished.seconds, 2),
             "mode": str(getattr(getattr(finished.mcmc.sampler, "prepared", None), "mode", "") or ""),
             "draws": np.round(draws[np.linspace(0, len(draws) - 1, min(keep, len(draws))).astype(int)], 5).tolist(),
-            "course": _course(finished.chains[0], iterations) if method == "DP-Barker" else [],
-            **runs.scores(problem, finished.chains),
+            "course": _course(finished.chains[0], iterations, repeat) if method == "DP-Barker" else [],
+            **runs.scores(problem, finished.chains, repeat),
         }
 
-    key = {"method": method, "eps": eps, "repeat": repeat, "iterations": iterations, "keep": keep}
+    key = {"method": method, "eps": eps, "repeat": repeat, "iterations": iterations, "keep": keep, "samples": samples}
     return Job(key, make)
 
 
-def _course(chain: np.ndarray, iterations: int) -> list[Record]:
+def _course(chain: np.ndarray, iterations: int, repeat: int) -> list[Record]:
     """Errors of the first draws, with what the iterations until then cost; the first half was warmup."""
-    exact = flat(PROBLEMS["mixture"].exact())
+    exact = flat(PROBLEMS["mixture"].exact(seed=repeat))
     return [
         {
             "eps": our_eps(iterations - len(chain) + number, BATCH, ROWS, DELTA),
@@ -144,10 +144,10 @@ def _course(chain: np.ndarray, iterations: int) -> list[Record]:
 
 def _figures_2_3(size: Size) -> list[Job]:
     budgets, repeats = size.of(((0.3,), 1), ((0.1, 0.3, 1.0), 20))
-    iterations, keep = (ITERATIONS, 4000) if size.full else (4000, 500)
+    iterations, keep, samples = (ITERATIONS, 4000, 500) if size.full else (4000, 500, 200)
     return [
-        *(_job("DP-Barker", PUBLISHED, repeat, iterations, keep) for repeat in range(repeats)),
-        *(_job(OURS, eps, repeat, 0, keep) for eps in budgets for repeat in range(repeats)),
+        *(_job("DP-Barker", PUBLISHED, repeat, iterations, keep, samples) for repeat in range(repeats)),
+        *(_job(OURS, eps, repeat, 0, keep, samples) for eps in budgets for repeat in range(repeats)),
     ]
 
 
@@ -156,7 +156,7 @@ def _mixture_table(records: list[Record]) -> str:
     for (method, _, iterations), group in runs.grouped(records, "method", "eps", "iterations").items():
         cells = [summary([r[c] for r in group]) for c in ("mmd", "mean_error", "sd_error", "rhat")]
         published = f"{published_eps(iterations, BATCH, ROWS, DELTA):.2f}" if iterations else "-"
-        spent = summary([r["eps_spent"] for r in group])
+        spent = summary([r["eps_spent"] for r in group], 3)
         rows.append([method, iterations or "-", published, spent, *cells, "/".join(sorted({r["mode"] for r in group}))])
     headers = ["method", "iterations", "eps, the paper's bound", "eps", "MMD", "mean error", "sd error", "R-hat", ""]
     return markdown(headers, rows)

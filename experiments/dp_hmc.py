@@ -77,7 +77,6 @@ def _draw_figure_2(records: list[Record], path: Path) -> None:
     """The run in the middle, by MMD, of each method, over draws of the exact posterior."""
     import matplotlib.pyplot as plt
 
-    exact = flat(PROBLEMS["banana"].exact())
     groups = runs.grouped(records, "method")
     figure, axes = plt.subplots(
         2, len(groups), figsize=(3.2 * len(groups), 5.5), squeeze=False, layout="constrained", sharex="col"
@@ -87,14 +86,19 @@ def _draw_figure_2(records: list[Record], path: Path) -> None:
         if not done:
             continue
         middle = done[len(done) // 2]
+        exact = flat(PROBLEMS["banana"].exact(seed=middle["key"]["repeat"]))
         draws = np.asarray(middle["draws"])
         top.plot(*exact.T, ".", color="0.8", markersize=2, label="exact")
         top.plot(*draws.T, ".", markersize=3, label="private")
-        top.set(title=f"{method}\nMMD {middle['mmd']:.2f}", ylabel="theta_2", ylim=(-6, 5))
-        bins = np.linspace(-0.6, 0.6, 41)
+        top.set(
+            title=f"{method}\nMMD {middle['mmd']:.2f}",
+            ylabel="theta_2",
+            ylim=(exact[:, 1].min() - 1, exact[:, 1].max() + 1),
+        )
+        bins = np.linspace(exact[:, 0].min() - 0.2, exact[:, 0].max() + 0.2, 41)
         bottom.hist(exact[:, 0], bins, density=True, color="0.8")
         bottom.hist(draws[:, 0], bins, density=True, histtype="step")
-        bottom.set(xlabel="theta_1", xlim=(-0.6, 0.6), yticks=[])
+        bottom.set(xlabel="theta_1", xlim=bins[[0, -1]], yticks=[])
     figure.suptitle(f"the banana at eps = {records[0]['key']['eps']:g}")
     runs.save(figure, path)
 
@@ -112,10 +116,10 @@ def clipping_jobs(
             finished = runs.fit(problem, sampler, float("inf"), repeat, iterations=iterations)
             return {
                 "outcome": "done",
-                "clipped": runs.clipping(problem, sampler, finished.samples),
+                "clipped": runs.clipping(problem, sampler, finished.samples, repeat),
                 "accepted": float(np.asarray(finished.mcmc.get_extra_fields()["accepted"], float).mean()),
                 "seconds": round(finished.seconds, 2),
-                **runs.scores(problem, finished.chains),
+                **runs.scores(problem, finished.chains, repeat),
             }
 
         key = {"problem": problem.name, "method": name, "clip": sampler.clip, "repeat": repeat}
@@ -138,7 +142,7 @@ def _figure_3(size: Size) -> list[Job]:
             for job in clipping_jobs(PROBLEMS[name], chosen, BOUNDS[name], repeats)
         ]
     walk = {"random walk": CLIPPING["banana"]["random walk"]}
-    return clipping_jobs(PROBLEMS["banana"], walk, (0.02, 0.05, 0.15, 1.0), 1, 0.125)
+    return clipping_jobs(PROBLEMS["banana"], walk, (0.02, 0.15, 1.0), 1, 0.5)
 
 
 def clipping_table(records: list[Record]) -> str:

@@ -278,10 +278,11 @@ def fit(
 ) -> Fit:
     """Run a sampler within a budget: a published one for as many iterations as eps pays for, half of them warmup.
 
+    :param repeat: also the seed of the table: in the papers all repeats share one, and its luck.
     :param most: do not make more iterations in each chain.
     :param iterations: of each chain, if not what eps pays for.
     """
-    model, args, kwargs, _ = problem.table()
+    model, args, kwargs, _ = problem.table(repeat)
     common: dict[str, Any] = {"noise_seed": 1000 + repeat}
     if problem.n0 is not None:
         common["n0"] = problem.n0
@@ -297,7 +298,7 @@ def fit(
             raise ValueError(f"eps = {eps:g} pays for {count} iterations of each chain only")
         kernel = sampler.kernel(model, problem.rows, **common)
         options |= {"num_warmup": count // 2, "num_samples": count - count // 2}
-        starts = problem.starts(sampler.chains, repeat)
+        starts = problem.starts(sampler.chains, repeat, repeat)
         start = {"init_params": starts if sampler.chains > 1 else {k: v[0] for k, v in starts.items()}}
     mcmc = MCMC(kernel, **options)
     begun = time.perf_counter()
@@ -308,9 +309,9 @@ def fit(
     return Fit(mcmc, chains, samples, seconds)
 
 
-def scores(problem: Problem, chains: np.ndarray) -> Record:
-    """Of draws of shape (chains, draws, scalars)."""
-    exact, draws = flat(problem.exact()), chains.reshape(-1, chains.shape[-1])
+def scores(problem: Problem, chains: np.ndarray, repeat: int) -> Record:
+    """Of draws of shape (chains, draws, scalars), for the table of `repeat`."""
+    exact, draws = flat(problem.exact(seed=repeat)), chains.reshape(-1, chains.shape[-1])
     return {
         "mmd": metrics.mmd(draws, exact),
         "mean_error": metrics.mean_error(draws, exact),
@@ -321,12 +322,14 @@ def scores(problem: Problem, chains: np.ndarray) -> Record:
     }
 
 
-def clipping(problem: Problem, sampler: Penalty | HMC, samples: dict[str, np.ndarray], number: int = 20) -> float:
+def clipping(
+    problem: Problem, sampler: Penalty | HMC, samples: dict[str, np.ndarray], repeat: int, number: int = 20
+) -> float:
     """The share of a run's log ratios that were clipped, from jumps like those that it made.
 
     Of a random walk: new proposals from its draws. Of HMC: from its draws to those 1, 2, ... iterations later.
     """
-    model, args, kwargs, _ = problem.table()
+    model, args, kwargs, _ = problem.table(repeat)
     rng = np.random.default_rng(20)
     size = next(iter(samples.values())).shape[1]
     at = rng.choice(size, number)
@@ -383,12 +386,12 @@ def run(
         "accepted": float(np.asarray(mcmc.get_extra_fields()["accepted"], float).mean()),
         "seconds": round(seconds, 2),
         "warnings": sorted({str(w.message)[:200] for w in caught}),
-        **scores(problem, chains),
+        **scores(problem, chains, repeat),
     }
     if isinstance(sampler, Default):
         record["mode"] = str(getattr(getattr(mcmc.sampler, "prepared", None), "mode", "") or "")
     elif isinstance(sampler, Penalty | HMC):
-        record["clipped"] = clipping(problem, sampler, samples)
+        record["clipped"] = clipping(problem, sampler, samples, repeat)
     if keep:
         draws = chains.reshape(-1, chains.shape[-1])
         record["draws"] = np.round(draws[np.linspace(0, len(draws) - 1, keep).astype(int)], 6).tolist()
