@@ -85,6 +85,16 @@ def list_notebooks(app, docname: str, source: list[str]) -> None:
         source[0] = source[0].replace("(all notebooks)", "\n".join(f"/notebooks/{name}" for name in ordered))
 
 
+def unlink_folders(app, docname: str, source: list[str]) -> None:
+    """Links to folders, which a site has no page for, become their text."""
+    folder = Path(app.srcdir, docname).parent
+
+    def text_of(link: re.Match) -> str:
+        return link[1] if (folder / link[2]).is_dir() else link[0]
+
+    source[0] = re.sub(r"\[([^]]+)\]\(([\w./-]+)\)", text_of, source[0])
+
+
 def add_public_names_without_a_place(app, docname: str, source: list[str]) -> None:
     """Public names that docs/api.md does not mention yet stand at its end, so that none is ever left out."""
     if docname != "docs/api":
@@ -110,6 +120,7 @@ def lead_to_the_front_page(app, exception) -> None:
 def setup(app) -> None:
     app.connect("autodoc-process-docstring", split_fields)
     app.connect("autodoc-process-docstring", show_code)
+    app.connect("source-read", unlink_folders)
     app.connect("source-read", list_notebooks)
     app.connect("source-read", add_public_names_without_a_place)
     app.connect("build-finished", lead_to_the_front_page)
