@@ -53,6 +53,7 @@ import numpyro_dp.kernels.prepared
 import numpyro_dp.kernels.target
 import numpyro_dp.mcmc
 import numpyro_dp.noise
+import numpyro_dp.sums
 from numpyro_dp import (
     DPHMC,
     DPSGHMC,
@@ -68,9 +69,11 @@ from numpyro_dp import (
     PoissonBatches,
     Preparation,
     PrivacyBudget,
+    PrivacyBudgetError,
     PrivacyReport,
     audit,
     decreasing_steps,
+    release_sum,
     to_arviz,
 )
 from numpyro_dp.kernels.barker import CORRECTIONS
@@ -773,10 +776,12 @@ def test_every_public_method_is_known(of):
 def test_every_public_name_is_known():
     """What a user can call, and where that is compared."""
     compared = {kernel.__name__ for kernel in KERNELS} | {of.__name__ for of in METHODS if of is not DPKernel}
-    compared |= {"audit", "to_arviz"}
+    compared |= {"audit", "to_arviz", "release_sum", "NoisySum"}
+    without_rows = {"plan", "RunPlan"}
+    not_private = {"rehearse", "Rehearsal"}  # of synthetic or public tables, as their docstrings say
     options = {"ExponentialFamily", "FixedBatches", "PoissonBatches", "Preparation", "decreasing_steps"}
     raised = {"PrivacyBudgetError", "UnsupportedModelError"}
-    assert set(numpyro_dp.__all__) == compared | options | raised
+    assert set(numpyro_dp.__all__) == compared | without_rows | not_private | options | raised
 
 
 # -- The same randomness, and sums that are constants ------------------------------------------------------------------
@@ -797,6 +802,7 @@ def stubbed(monkeypatch, tmp_path):
     base, prepared, target = numpyro_dp.kernels.base, numpyro_dp.kernels.prepared, numpyro_dp.kernels.target
     monkeypatch.setattr(target, "RowSums", ConstantSums)
     monkeypatch.setattr(target, "clipped_sum", constant_sum)
+    monkeypatch.setattr(numpyro_dp.sums, "clipped_sum", constant_sum)
     monkeypatch.setattr(target, "clipped_moments", constant_moments)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "run" / "state"))
     now = numpyro_dp.budget.datetime.datetime(2000, 1, 1)
@@ -1551,6 +1557,48 @@ def test_errors_say_nothing_about_rows_and_keep_none(names, stubbed):
     first, second = (observe(stubbed, LINE, which, functools.partial(failing, names)) for which in (0, 1))
     assert differences(first, second) == []
     assert rows_kept(first.left, first.table) == []
+
+
+# -- Sums --------------------------------------------------------------------------------------------------------------
+
+
+def summed(folder: Path, table: dict[str, Any]) -> tuple[dict, dict]:
+    budget = PrivacyBudget(folder / "budget", eps=3.0, delta=1e-3, other=(1.0, 1e-4))
+
+    def vector(x, y, kind):
+        return jnp.stack([x, y * (kind == 1)])
+
+    columns = table["x"], table["y"], table["kind"]
+    results = [
+        release_sum(vector, columns, bound=1.0, eps=0.5, delta=1e-4, budget=budget),
+        release_sum(lambda kind: kind == 2, columns[2], bound=1.0, eps=0.5, delta=1e-4),
+    ]
+    with pytest.raises(PrivacyBudgetError) as refused:
+        release_sum(vector, columns, bound=1.0, eps=2.9, delta=1e-4, budget=budget)
+    with pytest.raises(ValueError, match="closes over") as closed:
+        release_sum(lambda x: x - jnp.asarray(columns[1]).mean(), columns[0], bound=1.0, eps=1.0)
+    print(*results)
+    errors = [refused.value, closed.value]
+    return {"results": results, "errors": errors}, {"results": results, "budget": budget}
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_a_sum_hands_out_nothing_else(stubbed, x64):
+    first, second = (observe(stubbed, LINE, which, summed, x64) for which in (0, 1))
+    assert differences(first, second) == []
+    assert rows_kept(first.left, first.table) == []
+
+
+def test_a_sum_that_is_handed_out_without_noise_would_be_noticed(stubbed, monkeypatch):
+    class Open(numpyro_dp.sums.NoisySum):
+        def __init__(self, *args):
+            super().__init__(*args)
+            frame = sys._getframe(1)
+            object.__setattr__(self, "exact", np.asarray(frame.f_locals["arrays"][0]).sum())
+
+    monkeypatch.setattr(numpyro_dp.sums, "NoisySum", Open)
+    first, second = (observe(stubbed, LINE, which, summed) for which in (0, 1))
+    assert differences(first, second) != []
 
 
 # -- Audits ------------------------------------------------------------------------------------------------------------
