@@ -54,12 +54,12 @@ def samplers(problem: Problem) -> dict[str, Sampler | Default]:
 
 def _figure_1(size: Size) -> list[Job]:
     budgets, repeats = size.of(((4.0,), 1), (BUDGETS, 10))
-    banana, gauss = PROBLEMS["banana"], PROBLEMS["gauss"]
     # 400,000 steps of SGLD and SGNHT on the banana are too many for a minute.
-    on_banana = samplers if size.full else _without_sgld
+    chosen = {"banana": samplers if size.full else _without_sgld, "gauss": samplers}
     return [
-        *runs.compare([banana], on_banana, budgets, repeats),
-        *runs.compare([gauss], samplers, budgets, repeats),
+        job
+        for name in size.problems or chosen
+        for job in runs.compare([PROBLEMS[name]], chosen[name], budgets, repeats)
     ]
 
 

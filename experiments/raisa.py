@@ -99,8 +99,8 @@ def samplers(problem: Problem) -> dict[str, Sampler | Default]:
 def _by_eps(names: tuple[str, ...]):
     def jobs(size: Size) -> list[Job]:
         budgets, repeats = size.of(((4.0,), 1), (BUDGETS, 20))
-        most = None if size.full else 3000
-        chosen = names if size.full else [name for name in names if name in QUICK]
+        most = None if size.full else 1000
+        chosen = size.problems or (names if size.full else [name for name in names if name in QUICK])
         return runs.compare([PROBLEMS[name] for name in chosen], samplers, budgets, repeats, most)
 
     return jobs

@@ -405,12 +405,13 @@ class Size(NamedTuple):
     """How much of an experiment to do.
 
     :ivar full: the paper's sizes; otherwise what shows the same in a minute or so.
-    :ivar eps, repeats: instead of those of that size, where an experiment has them.
+    :ivar eps, repeats, problems: instead of those of that size, where an experiment has them.
     """
 
     full: bool = False
     eps: tuple[float, ...] | None = None
     repeats: int | None = None
+    problems: tuple[str, ...] | None = None
 
     def of(self, short: tuple[tuple[float, ...], int], full: tuple[tuple[float, ...], int]) -> tuple[Any, int]:
         """Budgets and repetitions, from those of the short and of the full size."""
@@ -538,7 +539,7 @@ def summary(values: Iterable[float], digits: int = 2) -> str:
     if not values:
         return "-"
     middle = f"{float(np.median(values)):.{digits}f}"
-    if len(values) == 1:
+    if values[0] == values[-1]:
         return middle
     return f"{middle} ({values[0]:.{digits}f}, {values[-1]:.{digits}f})"
 
