@@ -47,6 +47,7 @@ def gaussian_delta(eps: float, rho: float) -> float:
     :param rho: total of ``1 / (2 * noise_multiplier**2)`` over all releases, at least 0.
     :return: ``delta`` in [0, 1], exact up to floating-point error.
     """
+    eps, rho = float(eps), float(rho)  # numbers of lower precision would be computed with in theirs
     _check(eps >= 0, f"eps must be at least 0, got {eps}")
     _check(rho >= 0, f"rho must be at least 0, got {rho}")
     if rho == 0 or eps == math.inf:
@@ -63,6 +64,7 @@ def gaussian_delta(eps: float, rho: float) -> float:
 
 def gaussian_eps(delta: float, rho: float) -> float:
     """The smallest ``eps`` at which Gaussian releases of total cost `rho` are ``(eps, delta)``-DP, rounded up."""
+    delta, rho = float(delta), float(rho)
     _check_delta(delta)
     _check(rho >= 0, f"rho must be at least 0, got {rho}")
     if rho == math.inf:
@@ -76,6 +78,7 @@ def gaussian_eps(delta: float, rho: float) -> float:
 
 def gaussian_rho(eps: float, delta: float) -> float:
     """The largest total cost ``rho`` of Gaussian releases that is still ``(eps, delta)``-DP, rounded down."""
+    eps, delta = float(eps), float(delta)
     _check(eps >= MIN_EPS, f"eps must be at least {MIN_EPS:g}, got {eps}")
     _check_delta(delta)
     if eps == math.inf:
@@ -96,6 +99,7 @@ def zcdp_eps(delta: float, rho: float) -> float:
 
     For comparison only: always larger than `gaussian_eps`.
     """
+    rho, delta = float(rho), float(delta)
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
 
@@ -107,6 +111,7 @@ def _zcdp_rho(eps: float, delta: float) -> float:
 
 def noise_multiplier_for(rho: float, count: int) -> float:
     """The smallest noise multiplier at which `count` releases cost at most `rho`, rounded up; 0 for infinite `rho`."""
+    rho = float(rho)
     _check(count > 0, f"count must be positive, got {count}")
     _check(rho > 0, f"rho must be positive, got {rho}")
     if rho == math.inf:
@@ -153,12 +158,14 @@ def composed_eps(releases: Releases, delta: float, relation: str, accountant: st
     :param accountant: ``"best"``, or one of `ACCOUNTANTS`.
     :raises ValueError: if the accountant does not apply to one of the releases, or a mechanism not to the relation.
     """
+    delta = float(delta)
     _check_delta(delta)
     return _composed_eps(_merged(releases, relation), delta, relation, accountant)
 
 
 def composed_delta(releases: Releases, eps: float, relation: str, accountant: str = "best") -> float:
     """The ``delta`` at which all `releases` together are ``(eps, delta)``-DP, rounded up; see `composed_eps`."""
+    eps = float(eps)
     _check(eps >= 0, f"eps must be at least 0, got {eps}")
     merged = _merged(releases, relation)
     curve = _curve(merged, relation, accountant)
@@ -190,6 +197,7 @@ def calibrate(
     :return: a scale at which the cost was computed and found to be at most `eps`.
     :raises ValueError: if the releases cost more than `eps` even at `high`.
     """
+    eps, delta = float(eps), float(delta)
     _check(eps >= MIN_EPS, f"eps must be at least {MIN_EPS:g}, got {eps}")
     _check(0 < low < high, f"low and high must satisfy 0 < low < high, got {low} and {high}")
     if eps == math.inf:

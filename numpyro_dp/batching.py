@@ -49,6 +49,8 @@ def vmap_chains(function: Callable) -> Callable:
 
 def cond_of_chains(wanted: jax.Array, costly: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
     """``lax.cond(wanted, costly, otherwise)``; in `vmap_chains`, both are computed if any chain wants the first."""
+    if wanted.dtype != jnp.bool_:  # of other numbers `where` and what is charged may not take the same for true
+        raise TypeError(f"a condition is a bool, got {wanted.dtype}")
     try:
         any_wants = lax.pmax(wanted.astype(jnp.int32), _CHAINS) > 0
     except NameError:  # no axis of that name

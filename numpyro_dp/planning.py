@@ -105,7 +105,7 @@ class RunPlan:
         eps = changed.get("eps", self.eps)
         slope = changed.get("slope", self.slope * math.sqrt(self.n / n))
         # A delta of one in so many rows goes by the number of rows.
-        rho = accounting.gaussian_rho(eps, min(self.delta * self.n / n, 0.5))
+        rho = accounting.gaussian_rho(eps, min(max(self.delta * self.n / n, 1e-29), 0.5))
         return _outlooks(n, self.d, rho, slope, self.power, self._run)
 
     @property
@@ -198,8 +198,8 @@ def plan(
     for name, number in {"n": n, "eps": eps, "power": power}.items():
         if not 0 < number < math.inf:
             raise ValueError(f"{name} must be positive and finite, got {number!r}")
-    if num_warmup < 0:
-        raise ValueError(f"num_warmup must be at least 0, got {num_warmup!r}")
+    if not num_warmup >= 0 or num_warmup != int(num_warmup):
+        raise ValueError(f"num_warmup must be an integer of at least 0, got {num_warmup!r}")
     if (clip_ratio is None) != (posterior_sd is None):
         raise ValueError("give both clip_ratio and posterior_sd, or neither: what a bound does depends on both")
     delta = 0.1 / n if delta is None else delta

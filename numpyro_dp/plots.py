@@ -14,6 +14,7 @@ from scipy.stats import binom, gaussian_kde
 
 from numpyro_dp import accounting
 from numpyro_dp.ledger import Releases, flat_releases
+from numpyro_dp.mechanisms import BarkerBatch, LogisticBit
 from numpyro_dp.planning import FEW_DRAWS, GOOD_ERROR, MANY_DRAWS, ROUGH_ERROR, RunPlan
 
 if TYPE_CHECKING:
@@ -135,21 +136,24 @@ def plot_plan(plan: RunPlan) -> "Figure":
         left.plot([plan.eps], [min(outlook.error, 50)], color=colour, marker="o", markersize=6)
     _mark(left.axhspan, (0, GOOD_ERROR), (ROUGH_ERROR, 60))
     left.axvline(plan.eps, color="#444444", linewidth=0.8, linestyle=":")
-    left.set(xscale="log", yscale="log", xlabel="eps", ylim=(0.01, 60), xlim=(budgets[0], budgets[-1]))
+    smallest = min(outlook.error for found in by_budget for outlook in found)
+    left.set(xscale="log", yscale="log", xlabel="eps", xlim=(budgets[0], budgets[-1]))
+    left.set_ylim(min(0.01, smallest / 2), 60)
     left.set_ylabel("error of a mean, in posterior sds")
     left.set_title(f"{plan.n:,.0f} rows, {plan.d} parameters: dots at eps {plan.eps:g}", fontsize=10, loc="left")
     left.legend(frameon=False, fontsize=8.5, loc="upper right")
 
-    clips = np.geomspace(0.5, 20, 25)
+    clips, fewest = np.geomspace(0.5, 20, 25), 0.01
     by_clip = [plan.at(slope=clip * plan.slope) for clip in clips]
     for place, outlook in enumerate(plan.outlooks):
         if outlook.jump is None:
             continue
         draws = [found[place].effective_draws for found in by_clip]
+        fewest = min(fewest, *draws)
         right.plot(clips, draws, color=_COLOURS[(place + 1) % len(_COLOURS)], linewidth=1.8, label=outlook.sampler)
     _mark(right.axhspan, (MANY_DRAWS, 1e9), (1e-9, FEW_DRAWS))
     right.axvline(1, color="#444444", linewidth=0.8, linestyle=":")
-    right.set(xscale="log", yscale="log", xlim=(clips[0], clips[-1]), ylim=(0.01, 1e4))
+    right.set(xscale="log", yscale="log", xlim=(clips[0], clips[-1]), ylim=(max(fewest, 1e-6), 1e4))
     right.set(xlabel="clip bound, relative to the planned one", ylabel="effective draws, all chains")
     right.set_title("What a clip bound costs: half of it, four times the draws", fontsize=10, loc="left")
     right.legend(frameon=False, fontsize=8.5, loc="upper right")
@@ -211,7 +215,7 @@ def plot_privacy(report: "PrivacyReport") -> "Figure":
         axes.plot(grid, deltas, color=_COLOURS[place + 1], linewidth=1.8, linestyle=style, label=label)
     axes.plot([report.eps], [report.delta], color=_COLOURS[1], marker="o", markersize=6)
     axes.annotate(
-        f"eps {report.eps:.3g}, delta {report.delta:.2g}",
+        f"budget: eps {report.eps:.3g}, delta {report.delta:.2g}",
         (report.eps, report.delta),
         textcoords="offset points",
         xytext=(8, 6),
@@ -239,7 +243,9 @@ def plot_budget(report: "PrivacyReport") -> "Figure":
     iterations = np.unique(np.linspace(0, report.num_iterations, 25).astype(int))
     spent = []
     for done in iterations:
-        counts = {name: _counts_after(kind, int(done), report.num_iterations) for name, kind in report.kinds.items()}
+        counts = {
+            name: _counts_after(name, kind, int(done), report.num_iterations) for name, kind in report.kinds.items()
+        }
         releases = flat_releases(report.kinds, counts)
         eps = accounting.composed_eps(releases, report.delta, report.neighboring_relation) if releases else 0.0
         spent.append(min(eps, report.eps))
@@ -257,8 +263,14 @@ def plot_noise(mcmc: Any) -> "Figure":
     """Acceptance against the noise in the log ratio, for each iteration after warmup, beside what noise alone allows.
 
     :param mcmc: a `numpyro_dp.MCMC` that has run with ``extra_fields=("noise_scale",)``.
-    :raises ValueError: if that field was not collected.
+    :raises ValueError: if that field was not collected, or the kernel has no noisy log ratio.
     """
+    kinds = [kind for name, kind in mcmc.privacy.kinds.items() if name in ("ratio", "residual", "statistics")]
+    if not kinds or isinstance(kinds[0].mechanisms[0], LogisticBit | BarkerBatch):
+        raise ValueError(
+            f"this {mcmc.privacy.kernel} run has no noisy log ratio to draw: that is of DPPenalty, DPExponentialFamily "
+            "and DPHMC where they test each proposal"
+        )
     fields = mcmc.get_extra_fields(group_by_chain=True)
     if "noise_scale" not in fields or "accepted" not in fields:
         raise ValueError('the run has not kept its noise: give mcmc.run extra_fields=("noise_scale",)')
@@ -288,12 +300,17 @@ def _noise_alone(noise: np.ndarray) -> np.ndarray:
     return 2 * ndtr(-noise / 2)
 
 
-def _counts_after(kind: Releases, done: int, num_iterations: int) -> tuple[int, ...]:
+_OF_CHAINS = ("ratio", "grad", "residual", "statistics")
+"""Kinds of release that chains make, iteration by iteration; preparations make the others before."""
+
+
+def _counts_after(name: str, kind: Releases, done: int, num_iterations: int) -> tuple[int, ...]:
     """How many releases there have been after so many iterations."""
+    if name not in _OF_CHAINS:
+        return kind.counts
     if len(kind.mechanisms) > 1:  # one for each iteration
         return tuple(count if k < done else 0 for k, count in enumerate(kind.counts))
-    (count,) = kind.counts
-    return (count if count < num_iterations else round(count * done / num_iterations),)
+    return (round(kind.counts[0] * done / num_iterations),)
 
 
 def _mark(span: Any, good: tuple[float, float], bad: tuple[float, float]) -> None:

@@ -180,6 +180,8 @@ def _check_kernel(kernel: Any, earlier: list[DPKernel]) -> None:
         raise TypeError(f"`make` must return a private kernel such as DPHMC, got {type(kernel).__name__}")
     if kernel._budget is not None:
         raise ValueError("a rehearsal spends no budget: leave `budget` out of the kernel that `make` returns")
+    if kernel._ledger.reproducible:
+        raise ValueError("with `noise_seed` all repetitions would have the same noise: leave it out of a rehearsal")
     if any(kernel is other for other in earlier):
         raise ValueError("`make` must make a new kernel each time: a kernel has one budget, for one table")
 
@@ -192,11 +194,22 @@ def _simulated(
 ) -> tuple[tuple, dict, dict[str, jax.Array]]:
     """The arguments with outcomes drawn from the model, and the values of all sites."""
     model = handlers.condition(kernel.model, {name: jnp.asarray(value) for name, value in truth.items()})
-    trace = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
+    try:
+        trace = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
+    except NotImplementedError as error:
+        raise ValueError(
+            "a site of this model cannot be drawn from (an improper prior?): give its value by `truth`, or use a "
+            "public table with simulate=False"
+        ) from error
     if unknown := sorted(set(truth) - set(trace)):
         raise ValueError(f"`truth` has {', '.join(unknown)}, which the model has no site of: it has {', '.join(trace)}")
     values = {name: site["value"] for name, site in trace.items() if site["type"] in ("sample", "deterministic")}
-    bound = inspect.signature(kernel._model).bind(*args, **kwargs)
+    signature = inspect.signature(kernel._model)
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in signature.parameters.values()):
+        raise ValueError(
+            "a rehearsal needs the names of the model's arguments: write them in the place of *args, **kwargs"
+        )
+    bound = signature.bind(*args, **kwargs)
     sites = _outcome_sites(kernel._model, bound, trace) if outcomes is None else dict(outcomes)
     for argument, site in sites.items():
         if argument not in bound.signature.parameters or site not in values:
@@ -226,12 +239,11 @@ def _outcome_sites(model: Callable, bound: inspect.BoundArguments, trace: Mappin
                     "a site of the same name"
                 )
             found[same[0]] = name
-    missing = [argument for argument, value in arguments.items() if value is None and argument not in found]
-    if missing or not found:
-        names = ", ".join(repr(argument) for argument in missing) or "no argument"
+    if not found:
+        missing = [repr(argument) for argument, value in arguments.items() if value is None]
         raise ValueError(
-            f"it is not clear which outcomes to simulate: {names} given as None and not the name of a site. Say so by "
-            f"outcomes={{'argument': 'site'}}; sites are {', '.join(trace)}"
+            f"it is not clear which outcomes to simulate: {', '.join(missing) or 'no argument'} given as None and not "
+            f"the name of a site. Say so by outcomes={{'argument': 'site'}}; sites are {', '.join(trace)}"
         )
     return found
 

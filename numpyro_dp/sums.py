@@ -12,14 +12,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 
+from numpyro_dp.arguments import argument_problems, name_leaves
 from numpyro_dp.budget import PrivacyBudget
 from numpyro_dp.clipping import ClippedSum, clipped_sum, require_correct_sums
 from numpyro_dp.ledger import Ledger, PrivacyBudgetError, Request, Wanted, plan_for_budget
 from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Gaussian
 from numpyro_dp.noise import GridNoise, NoiseSource, in_real_units, noise_scale, release
 from numpyro_dp.separability import describe_hazard
-from numpyro_dp.tracing import array_constants, hazards
+from numpyro_dp.tracing import array_constants, hazards, outside_arrays
+
+SMALLEST_BOUND = 1e-30
 
 
 @dataclass(frozen=True)
@@ -71,22 +75,22 @@ def release_sum(
 
     :param per_row: JAX function of one row of each array, without the leading axis; gives a number or shape (k,). NaN
         counts as 0.
-    :param rows: an array, or a tuple of arrays, with the n rows on the leading axis. What `per_row` closes over is
-        public.
+    :param rows: a NumPy or JAX array, or a tuple of them, with the n rows on the leading axis. What `per_row` closes
+        over is public, also a mean of the table that was computed outside.
     :param bound: largest norm of one row's contribution that is counted in full. From what is public.
     :param eps, delta: the price; delta is ``0.1 / n`` by default under replace-one.
-    :param budget: of the table.
+    :param budget: of the table; of rows, not of units with many rows.
     :return: the noisy sum. Where n is public and the sum is over a 0/1 indicator, clip it to [0, n] if you like: that
         costs nothing.
     :raises ValueError: if an argument is out of range, or rows could act on one another through `per_row`.
     :raises PrivacyBudgetError: if the budget does not allow it. Nothing is released then.
     """
     require_correct_sums()
-    arrays = tuple(jnp.asarray(array) for array in (rows if isinstance(rows, tuple) else (rows,)))
-    num_rows = _number_of_rows(arrays)
+    arrays = _as_arrays(per_row, rows if isinstance(rows, tuple) else (rows,))
+    num_rows = arrays[0].shape[0]
+    bound, eps = float(bound), float(eps)
     delta = _check(bound, eps, delta, neighboring_relation, num_rows)
-    function = _of_slices(per_row)
-    shape = _check_function(function, arrays)
+    function, shape = _checked(per_row, arrays, neighboring_relation)
     ledger = Ledger(NoiseSource(None), budget, f"release_sum of {getattr(per_row, '__name__', 'a function')}")
     plan = plan_for_budget(
         eps=eps,
@@ -116,27 +120,41 @@ def release_sum(
     return NoisySum(value, scale, float(bound), plan.eps, plan.delta, neighboring_relation)
 
 
-def _number_of_rows(arrays: tuple[jax.Array, ...]) -> int:
-    lengths = {array.shape[0] if array.ndim else None for array in arrays}
-    if len(lengths) != 1 or None in lengths or lengths == {0}:
-        shapes = ", ".join(str(array.shape) for array in arrays)
-        raise ValueError(f"rows must be arrays with the same leading axis, of at least one row; got shapes {shapes}")
-    return arrays[0].shape[0]
+def _as_arrays(per_row: Callable, rows: tuple) -> tuple[jax.Array, ...]:
+    """
+    :raises ValueError: naming an argument of `per_row` that is no array of numbers on this machine. It quotes no value.
+    """
+    for k, array in enumerate(rows):
+        if isinstance(array, jax.core.Tracer):
+            raise ValueError("release_sum cannot be called within jit, grad or vmap: noise is drawn on the host")
+        if not isinstance(array, np.ndarray | jax.Array) or array.ndim == 0:
+            raise ValueError(f"rows[{k}] must be a NumPy or JAX array with the rows on its first axis")
+        if isinstance(array, jax.Array) and not array.is_fully_addressable:
+            raise ValueError(
+                "several processes share this table, and each would draw noise of its own: use one process"
+            )
+    if problems := list(argument_problems(name_leaves(per_row, rows, {}), rows, {})):
+        raise ValueError("; ".join(problems))
+    if not rows or len({array.shape[0] for array in rows}) > 1:
+        raise ValueError("the arrays in `rows` must have the same first axis, that of the rows")
+    with np.errstate(all="ignore"):  # NumPy would warn of a value that is too large for single precision
+        return tuple(jnp.asarray(array) for array in rows)
 
 
 def _check(bound: float, eps: float, delta: float | None, relation: str, num_rows: int) -> float:
     if relation not in NEIGHBORING_RELATIONS:
         raise ValueError(f"neighboring_relation must be one of {', '.join(NEIGHBORING_RELATIONS)}, got {relation!r}")
-    for name, value in {"bound": bound, "eps": eps}.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be positive and finite, got {value!r}")
+    if not 0 < eps < math.inf:
+        raise ValueError(f"eps must be positive and finite, got {eps!r}")
+    if not SMALLEST_BOUND <= bound <= 1 / SMALLEST_BOUND:
+        raise ValueError(f"bound must lie between {SMALLEST_BOUND:g} and {1 / SMALLEST_BOUND:g}, got {bound!r}")
     if delta is None:
         if relation != "replace_one":
             raise ValueError("under 'add_or_remove_one' the number of rows is private: give delta, a public number")
         delta = 0.1 / num_rows
     if not 0 < delta < 1:
         raise ValueError(f"delta must lie strictly between 0 and 1, got {delta!r}")
-    return delta
+    return float(delta)
 
 
 def _of_slices(per_row: Callable[..., Any]) -> Callable[[tuple], jax.Array]:
@@ -147,20 +165,24 @@ def _of_slices(per_row: Callable[..., Any]) -> Callable[[tuple], jax.Array]:
     return function
 
 
-def _check_function(function: Callable[[tuple], jax.Array], arrays: tuple[jax.Array, ...]) -> tuple[int, ...]:
-    """The shape of what it gives.
+def _checked(
+    per_row: Callable[..., Any], arrays: tuple[jax.Array, ...], relation: str
+) -> tuple[Callable[[tuple], jax.Array], tuple[int, ...]]:
+    """The function of one-row slices, as it was when it was checked, and the shape of what it gives.
 
     :raises ValueError: if it gives something else than numbers, or rows could act on one another through it.
     """
-    closed, result = jax.make_jaxpr(function, return_shape=True)(
+    closed, result = jax.make_jaxpr(_of_slices(per_row), return_shape=True)(
         tuple(jax.ShapeDtypeStruct((1, *array.shape[1:]), array.dtype) for array in arrays)
     )
     problems = [describe_hazard(name, "per_row") for name in sorted(hazards(closed.jaxpr, [True] * len(arrays)))]
     if len(result.shape) > 1:
         problems.append(f"per_row must give a number or a vector, and gives shape {result.shape}: ravel it")
     size = arrays[0].shape[0]
-    if size > 1 and any(size in shape for shape in array_constants(closed)):
-        problems.append("per_row closes over an array as long as the table: pass it in `rows`")
+    if relation == "replace_one" and size > 1:  # else a refusal would tell how many rows there are
+        shapes = [*array_constants(closed), *(shape for _, shape in outside_arrays(per_row, set()))]
+        if any(size in shape for shape in shapes):
+            problems.append("per_row closes over an array as long as the table: pass it in `rows`")
     if problems:
         raise ValueError("; ".join(problems))
-    return result.shape
+    return lambda row: jaxpr_as_fun(closed)(*row)[0], result.shape

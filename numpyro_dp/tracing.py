@@ -553,8 +553,11 @@ class _take_values(Messenger):
 
 # What these do with many rows at once is not what they do with each: a rule or a function of the user's own, or random
 # numbers for which one row's key serves all.
-_RANDOM = frozenset(("random_bits", "rng_bit_generator", "rng_uniform"))
-_MIXING = _RANDOM | {"custom_vmap_call", "io_callback"}
+# Loops of its own (gamma), or JAX's generators other than threefry, of which `vmap` uses one row's key for all rows.
+_MIXING = frozenset(
+    ("custom_vmap_call", "io_callback", "random_bits", "random_gamma", "rng_bit_generator", "rng_uniform")
+)
+_OF_KEYS = frozenset(("random_bits", "random_fold_in", "random_split"))
 
 
 def hazards(jaxpr: Jaxpr, marked: Sequence[bool]) -> set[str]:
@@ -562,7 +565,8 @@ def hazards(jaxpr: Jaxpr, marked: Sequence[bool]) -> set[str]:
 
     "while": a loop that goes on or ends as marked inputs say, and so goes on for all rows until the last one is done.
     Calls, branches and `while_loop` are followed; where another operation holds a computation of its own, all of that
-    counts as marked as soon as one of its inputs is.
+    counts as marked as soon as one of its inputs is. Then random bits of threefry keys, which are those of each key
+    alone, are no hazard: most keys there are nobody's row.
     """
     return _follow(jaxpr, marked)[1]
 
@@ -585,7 +589,9 @@ def _follow(jaxpr: Jaxpr, marked: Sequence[bool]) -> tuple[list[bool], set[str]]
 def _follow_unknown(eqn: JaxprEqn, inputs: list[bool]) -> tuple[list[bool], set[str]]:
     name = eqn.primitive.name
     is_mixing = name in _MIXING
-    if name == "pure_callback":
+    if name in _OF_KEYS and not _is_threefry(eqn):
+        name, is_mixing = f"{name} of other keys than threefry's", True
+    elif name == "pure_callback":
         is_mixing = not str(eqn.params.get("vmap_method")).startswith("sequential")
     elif name == "regularized_incomplete_beta":
         is_mixing = not betainc_is_elementwise(jax.default_backend())
@@ -593,8 +599,14 @@ def _follow_unknown(eqn: JaxprEqn, inputs: list[bool]) -> tuple[list[bool], set[
     for part in jax.tree.leaves(eqn.params, is_leaf=lambda p: isinstance(p, ClosedJaxpr | Jaxpr)):
         if isinstance(part, ClosedJaxpr | Jaxpr):
             part = part.jaxpr if isinstance(part, ClosedJaxpr) else part
-            found |= hazards(part, [True] * len(part.invars)) - _RANDOM  # whose keys need not be marked
+            found |= hazards(part, [True] * len(part.invars)) - {"random_bits"}
     return [True] * len(eqn.outvars), found
+
+
+def _is_threefry(eqn: JaxprEqn) -> bool:
+    dtypes = [getattr(var.aval, "dtype", None) for var in eqn.invars]
+    keys = [str(d) for d in dtypes if d is not None and jnp.issubdtype(d, jax.dtypes.prng_key)]
+    return bool(keys) and all("fry" in key for key in keys)
 
 
 def _follow_call(eqn: JaxprEqn, inputs: list[bool]) -> tuple[list[bool], set[str]]:

@@ -891,3 +891,16 @@ def test_mechanisms_are_values(mechanism):
     assert isinstance(mechanism.describe(), str)
     with pytest.raises(dataclasses.FrozenInstanceError):
         mechanism.noise_multiplier = 1e9
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+@pytest.mark.parametrize("eps", [0.01, 0.1, 3.0])
+def test_numbers_of_low_precision_are_computed_with_in_full(kind, eps):
+    low, full = kind(eps), float(kind(eps))
+    delta = kind(1e-4)
+    assert gaussian_rho(low, delta) == gaussian_rho(full, float(delta))
+    rho = gaussian_rho(full, 1e-6)
+    assert gaussian_delta(low, rho) == gaussian_delta(full, rho) <= 1e-6
+    assert gaussian_eps(delta, kind(0.1)) == gaussian_eps(float(delta), float(kind(0.1)))
+    releases = ((Gaussian(5.0), 10),)
+    assert composed_delta(releases, low, "replace_one") == composed_delta(releases, full, "replace_one")

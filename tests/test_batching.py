@@ -131,3 +131,17 @@ def test_a_cond_of_chains_is_a_cond_for_each(wanted):
     each = [lax.cond(w, lambda x: (x, 2 * x), lambda x: (x, -x), y) for w, y in zip(wanted, x, strict=True)]
     for one, other in zip(found, zip(*each, strict=True), strict=True):
         assert one.tolist() == [float(y) for y in other]
+
+
+def test_conditions_that_are_no_bools_are_refused():
+    with pytest.raises(TypeError, match="a condition is a bool, got int32"):
+        cond_of_chains(jnp.array(2), lambda: 1.0, lambda: 0.0)
+
+
+@pytest.mark.parametrize("flag", [-2, 1, 9])
+def test_a_flag_by_hand_is_charged_for_as_it_is_used(flag):
+    """P4: what says that there is a gradient must not count as more than one release that is saved."""
+    kernel = DPHMC(regression, eps=1.0, prepare=False, leapfrog="reuse", num_steps=4, num_iterations=5)
+    state = kernel.init(jax.random.key(0), 0, None, (np.ones((9, 2), np.float32), np.zeros(9, np.int32)), {})
+    assert kernel._request(state.carry)["grad"] == 5
+    assert kernel._request(state.carry._replace(has_gradient=jnp.array(flag)))["grad"] == 4

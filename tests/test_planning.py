@@ -117,6 +117,7 @@ def test_it_prints_a_table_and_draws_a_picture(tmp_path):
         ({"eps": float("inf")}, "eps must be positive and finite"),
         ({"delta": 0.0}, "delta must lie"),
         ({"num_warmup": -1}, "num_warmup must be"),
+        ({"num_warmup": 1.5}, "num_warmup must be"),
         ({"clip_ratio": 1.0}, "give both clip_ratio and posterior_sd"),
         ({"clip_ratio": 1.0, "posterior_sd": 0.0}, "must be positive"),
     ],

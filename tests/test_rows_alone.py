@@ -84,12 +84,20 @@ def callback(vmap_method):
     return lambda x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method=vmap_method)
 
 
+def rbg_in_a_loop(v):
+    """Of which `vmap` uses one row's key for all rows, and the check on numbers sees only those that it tries."""
+    draw = lambda carry, _: (carry, jax.random.uniform(jax.random.key(v.astype(int), impl="rbg")))  # noqa: E731
+    return jnp.where(v > 1e4, jax.lax.scan(draw, 0, None, length=1)[1][0], 0.0)
+
+
 @pytest.mark.parametrize(
     ("name", "of_rows"),
     [
         ("custom_vmap_call", own_rule),
         ("pure_callback", callback("expand_dims")),
         ("random_bits", lambda x: jax.vmap(lambda v: jax.random.normal(jax.random.key(v.astype(int))))(x)),
+        ("random_bits of other keys than threefry's", lambda x: jax.vmap(rbg_in_a_loop)(x)),
+        ("random_gamma", lambda x: jax.vmap(lambda v: jax.random.gamma(jax.random.key(v.astype(int)), 2.0))(x)),
     ],
 )
 def test_operations_with_rules_of_their_own_for_many_rows_are_refused(name, of_rows):

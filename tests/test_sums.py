@@ -127,24 +127,90 @@ def test_two_calls_have_different_noise():
 X, G = table()
 
 
+def rbg_in_a_loop(k):
+    """Of which `vmap` uses one row's key for all rows."""
+    draw = lambda carry, _: (carry, jax.random.uniform(jax.random.key(k, impl="rbg")))  # noqa: E731
+    return jax.lax.scan(draw, 0, None, length=1)[1][0]
+
+
+def split_of_unsafe_rbg(k):
+    return jax.random.key_data(jax.random.split(jax.random.key(k, impl="unsafe_rbg"))).astype(float).ravel()
+
+
+def test_nothing_is_said_of_the_number_of_rows_where_that_is_private():
+    options = {"bound": 1.0, "eps": 1.0, "delta": 1e-4, "neighboring_relation": "add_or_remove_one"}
+    for length in (N - 1, N):  # known thresholds, as many as rows or not
+        thresholds = jnp.linspace(0, 1, length)
+        release_sum(lambda x, thresholds=thresholds: jnp.mean(x > thresholds), X, **options)
+    with pytest.raises(ValueError, match="the same first axis") as error:
+        release_sum(lambda x, g: x, (X, G[:-1]), **options)
+    assert str(N) not in str(error.value)
+
+
+def test_a_value_beyond_single_precision_is_clipped_without_a_word(without_noise):
+    x = np.full(10, 0.5)
+    quiet = release_sum(lambda x: x, x, bound=1.0, eps=1.0)
+    x[0] = 1e300  # warnings are errors
+    assert release_sum(lambda x: x, x, bound=1.0, eps=1.0).value - quiet.value == pytest.approx(0.5, rel=1e-3)
+
+
+def test_numbers_of_low_precision_are_taken_as_they_are(without_noise):
+    one = release_sum(lambda x: x, X, bound=np.float16(0.1), eps=np.float16(0.01), delta=1e-6)
+    other = release_sum(lambda x: x, X, bound=float(np.float16(0.1)), eps=float(np.float16(0.01)), delta=1e-6)
+    assert one == other
+
+
+def test_a_function_is_the_one_that_was_checked(without_noise):
+    calls = []
+
+    def changing(x):
+        calls.append(x)
+        return x if len(calls) == 1 else 100 * x
+
+    expected = release_sum(lambda x: x, X, bound=1.0, eps=1.0)
+    assert release_sum(changing, X, bound=1.0, eps=1.0).value == expected.value
+    assert len(calls) == 1
+
+
+def test_it_cannot_be_called_in_a_program():
+    with pytest.raises(ValueError, match="within jit, grad or vmap"):
+        jax.jit(lambda x: release_sum(lambda v: v, x, bound=1.0, eps=1.0).value)(X)
+
+
 @pytest.mark.parametrize(
     ("function", "rows", "options", "message"),
     [
-        (lambda x: x, X, {"bound": 0.0}, "bound must be positive"),
-        (lambda x: x, X, {"bound": float("inf")}, "bound must be positive and finite"),
+        (lambda x: x, X, {"bound": 0.0}, "bound must lie between"),
+        (lambda x: x, X, {"bound": 1e38}, "bound must lie between"),
+        (lambda x: x, X, {"bound": float("inf")}, "bound must lie between"),
         (lambda x: x, X, {"eps": float("inf")}, "eps must be positive and finite"),
         (lambda x: x, X, {"delta": 1.0}, "delta must lie"),
         (lambda x: x, X, {"neighboring_relation": "add_or_remove_one"}, "give delta, a public number"),
         (lambda x: x, X, {"neighboring_relation": "swap"}, "neighboring_relation must be one of"),
-        (lambda x, g: x, (X, G[:-1]), {}, "the same leading axis"),
-        (lambda x: x, np.zeros((0, 2)), {}, "at least one row"),
-        (lambda x: x, np.float32(1.0), {}, "the same leading axis"),
+        (lambda x, g: x, (X, G[:-1]), {}, "the same first axis"),
+        (lambda x: x, (), {}, "the same first axis"),
+        (lambda x: x, np.zeros((0, 2)), {}, "argument 'x' has no rows"),
+        (lambda x: x, np.float32(1.0), {}, r"rows\[0\] must be a NumPy or JAX array"),
+        (lambda x: x, [1, 2, 2**40], {}, r"rows\[0\] must be a NumPy or JAX array with the rows on its first axis$"),
+        (lambda x: x, np.array(["secret", "other"]), {}, "argument 'x' has dtype <U6: encode it as numbers"),
+        (lambda x: x, np.ma.masked_array(X), {}, "whose mask JAX ignores"),
         (lambda x: jnp.ones((2, 2)) * x, X, {}, "gives shape \\(2, 2\\): ravel it"),
         (lambda x: x - jnp.asarray(X).mean(), X, {}, "closes over an array as long as the table"),
         (lambda x: jax.lax.while_loop(lambda y: y < x, lambda y: y + 1, 0.0), X, {}, "per_row has a loop"),
         (lambda x: jax.pure_callback(lambda y: y, x, x), X, {}, "per_row applies `pure_callback`"),
+        (lambda x: x - X.mean(), X, {}, "closes over an array as long as the table"),
+        (lambda g: rbg_in_a_loop(g), G, {}, "random_bits of other keys than threefry's"),
+        (lambda g: jax.random.gamma(jax.random.key(g), 2.0), G, {}, "applies `random_gamma`"),
+        (lambda g: split_of_unsafe_rbg(g), G, {}, "random_split of other keys than threefry's"),
     ],
 )
 def test_what_cannot_be_released_is_refused(function, rows, options, message):
     with pytest.raises(ValueError, match=message):
         release_sum(function, rows, **{"bound": 1.0, "eps": 1.0, **options})
+
+
+def test_processes_that_share_a_table_cannot_each_draw_noise(monkeypatch):
+    shared = jnp.asarray(X)
+    monkeypatch.setattr(type(shared), "is_fully_addressable", property(lambda self: False))
+    with pytest.raises(ValueError, match="several processes share this table"):
+        release_sum(lambda x: x, shared, bound=1.0, eps=1.0)

@@ -249,6 +249,10 @@ class DPKernel(MCMCKernel, Algorithm):
     ):
         if not callable(model):
             raise TypeError(f"model must be a NumPyro model (a callable), got {type(model).__name__}")
+        # Of numbers of lower precision the accounting would be in theirs.
+        eps, delta = (None if value is None else float(value) for value in (eps, delta))
+        noise_multipliers = {k: None if value is None else float(value) for k, value in noise_multipliers.items()}
+        clips = {name: None if clip is None else float(clip) for name, clip in clips.items()}
         _check_budget(eps, delta, noise_multipliers, neighboring_relation)
         _check_positive_int("num_iterations", num_iterations, optional=True)
         _check_positive_int("num_chains", num_chains)
@@ -684,9 +688,9 @@ class DPKernel(MCMCKernel, Algorithm):
             warnings.warn(
                 f"this {type(self).__name__} will hardly move: with clip bounds as tight as can be, eps={plan.eps:.3g} "
                 f"over {plan.num_chains} chain(s) of {plan.num_iterations} iterations pays for about {draws:.1g} "
-                f"effective draws of {self._num_params} parameters from {plan.num_rows} rows. Use DPHMC with its "
-                "default preparation, which releases the likelihood once, raise eps, or temper the likelihood (power, "
-                "n0); numpyro_dp.plan says how far",
+                f"effective draws of {self._num_params} parameters, if the {plan.num_rows} rows inform all of them. "
+                "Use DPHMC with its default preparation, which releases the likelihood once, raise eps, or temper the "
+                "likelihood (power, n0); numpyro_dp.plan says how far",
                 stacklevel=2,
             )
 

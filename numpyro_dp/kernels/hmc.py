@@ -161,7 +161,11 @@ class DPHMC(PreparedKernel):
         return {"ratio": (1,), "grad": (self._num_steps + ends, num_params)}
 
     def _request(self, carry: HMCCarry) -> dict[str, jax.Array | int]:
-        first: dict[str, Any] = {"position": 0, "fresh": 1, "reuse": 1 - carry.has_gradient.astype(jnp.int32)}
+        first: dict[str, Any] = {
+            "position": 0,
+            "fresh": 1,
+            "reuse": (~carry.has_gradient.astype(bool)).astype(jnp.int32),
+        }
         return {"ratio": 1, "grad": self._num_steps + first[self._leapfrog]}
 
     def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> HMCCarry:
@@ -232,7 +236,9 @@ class DPHMC(PreparedKernel):
         first_draw = jax.tree.map(lambda x: x[0], draws)
         later_draws = jax.tree.map(lambda x: x[1:], draws)
         if self._leapfrog == "reuse":
-            first = cond_of_chains(~carry.has_gradient, lambda: gradient(z, first_draw), lambda: carry.gradient)
+            first = cond_of_chains(
+                ~carry.has_gradient.astype(bool), lambda: gradient(z, first_draw), lambda: carry.gradient
+            )
         else:
             first = gradient(z, first_draw)
         (z, p, last), _ = lax.scan(kick_drift_kick, (z, p, first), later_draws, self._num_steps)
