@@ -595,9 +595,9 @@ def draw_comparison(records: list[Record], path: Path, columns: Sequence[str] = 
                 middle = np.array([np.median(v) for v in points.values()])
                 low, high = (np.array([f(v) for v in points.values()]) for f in (min, max))
                 bold = {"linewidth": 2.5, "color": "k"} if method.startswith("ours") else {"linewidth": 1.2}
-                handles[method] = axis.errorbar(
-                    list(points), middle, [middle - low, high - middle], marker="o", markersize=4, capsize=2, **bold
-                )
+                (line_of_method,) = axis.plot(list(points), middle, marker="o", markersize=4, **bold)
+                axis.vlines(list(points), low, high, color=line_of_method.get_color())
+                handles[method] = line_of_method
             axis.set(xlabel="eps", ylabel=COLUMNS[column], title=problem)
             if column == "mmd":
                 axis.set_ylim(bottom=-0.02)
