@@ -35,10 +35,12 @@ from numpyro_dp.kernels.target import Draw, Grid
 from numpyro_dp.ledger import PrivacyBudgetError
 from numpyro_dp.planning import (
     MAX_CURVATURE_NOISE,
+    MAX_UNSEEN,
     TYPICAL_CLIP,
     curvature_noise,
     released_error,
     tight_slope,
+    unseen_rows,
     walk_draws,
 )
 from numpyro_dp.surrogate import Surrogate
@@ -453,6 +455,26 @@ def start_near(
     start = least_squares(misfit, z_prior.mean, jacobian, max_nfev=200).x
     root = jacobian(start)
     return start, np.linalg.inv(root.T @ root)
+
+
+def require_sight(num_rows: int, rho: float, options: Preparation, eps: float) -> None:
+    """Refuse a table in which a search for clip bounds cannot tell many rows from none, by public numbers only.
+
+    It would end at bounds far below the rows; what is clipped there is released with little noise, and believed.
+
+    :param num_rows: n.
+    :param rho: the whole budget.
+    :raises PrivacyBudgetError: if it is too small.
+    """
+    share = min(options.bounds * options.round_shares[-1], options.final_bounds * options.reserve)
+    unseen = unseen_rows(share * rho, 2 * NARROW.num_counts, float(NARROW.no_rows))
+    if unseen > MAX_UNSEEN * num_rows:
+        raise PrivacyBudgetError(
+            f"eps={eps:g} with {num_rows:.6g} rows is too little to find clip bounds by: under the noise of the counts "
+            f"up to {unseen:.2g} rows would pass for none. Nothing was released. Raise eps, or give bounds that are "
+            "known to be right to a kernel without preparation (prepare=False), or go on all the same with "
+            "`prepare=Preparation(force=True)`"
+        )
 
 
 def require_hope(size: int, num_rows: float, rho: float, options: Preparation, eps: float) -> None:

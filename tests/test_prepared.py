@@ -13,13 +13,14 @@ import numpyro.infer
 import pytest
 
 import numpyro_dp.kernels.target
-from numpyro_dp import DPHMC, MCMC, DPPenalty, PrivacyBudgetError
+from numpyro_dp import DPHMC, MCMC, DPPenalty, PrivacyBudgetError, plan
+from numpyro_dp.accounting import gaussian_rho
 from numpyro_dp.clipping import ClippedSum
 from numpyro_dp.kernels import prepared
 from numpyro_dp.kernels.prepared import _doubts
 from numpyro_dp.kernels.survey import Survey
 from numpyro_dp.noise import sensitivity_steps
-from numpyro_dp.preparation import Check, Preparation
+from numpyro_dp.preparation import Check, Preparation, require_sight
 
 pytestmark = pytest.mark.usefixtures("shared_surveys")
 
@@ -185,6 +186,26 @@ def test_a_hopeless_run_is_refused_before_anything_is_released(kernel, stock):
     assert kernel._ledger.untouched
     assert kernel.privacy.eps_spent == 0
     assert kernel.prepared is None
+
+
+@pytest.mark.parametrize(("eps", "rows"), [(1.0, 500), (0.3, 1500)])
+def test_a_table_in_which_a_search_sees_no_rows_is_refused(eps, rows):
+    """Its bounds would clip most rows, and the posterior be far off without a sign of it."""
+
+    def location(x):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("x", dist.Normal(mu, 1.4), obs=x)
+
+    kernel = DPHMC(location, eps=eps, num_iterations=6)
+    with pytest.raises(PrivacyBudgetError, match=f"with {rows} rows is too little to find clip bounds by") as caught:
+        kernel.prepare(np.ones(rows, np.float32))
+    assert "Nothing was released" in str(caught.value)
+    assert kernel._ledger.untouched
+    assert plan(n=rows, d=1, eps=eps)["DPHMC"].verdict == "hopeless"
+    rho = gaussian_rho(eps, 0.1 / (5 * rows))
+    options = Preparation().resolved(1, 5 * rows, rho)
+    require_sight(5 * rows, rho, options, eps)
 
 
 def test_with_force_a_hopeless_run_goes_on():

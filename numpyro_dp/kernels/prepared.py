@@ -45,6 +45,7 @@ from numpyro_dp.preparation import (
     locate,
     preparation_releases,
     require_hope,
+    require_sight,
     rough_normal,
     start_near,
 )
@@ -249,7 +250,9 @@ class PreparedKernel(DPKernel):
         assert options is not None
         cut = _cut_of_units(separated, args, kwargs)
         if not options.force and plan.num_rows is not None:
-            require_hope(cut.size, plan.num_rows / self._power(separated.num_rows), _rho(plan.kinds), options, plan.eps)
+            rho = _rho(plan.kinds)
+            require_hope(cut.size, plan.num_rows / self._power(separated.num_rows), rho, options, plan.eps)
+            require_sight(plan.num_rows, rho, options, plan.eps)
         counts = {kind: sum(shares.counts) for kind, shares in preparation_releases(options).items()}
         self._ledger.require(counts, 1, None, "the preparation")
         survey = Survey(self._target(separated, args, kwargs), cut)
