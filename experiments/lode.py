@@ -119,7 +119,7 @@ def sghmc(problem: Problem, repeat: int, iterations: int, **settings: Any) -> tu
 
 
 def _table_6_1(size: Size) -> list[Job]:
-    budgets, repeats = size.of(((1.0, 10.0), 3), ((1.0, 10.0), 15))
+    budgets, repeats = size.of(((3.0, 10.0), 3), ((3.0, 10.0), 15))
     iterations = 500
     problem = PROBLEMS["normal"]
 
