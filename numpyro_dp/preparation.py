@@ -491,8 +491,9 @@ def require_hope(size: int, num_rows: float, rho: float, options: Preparation, e
         raise PrivacyBudgetError(
             f"eps={eps:g} with {num_rows:.6g} rows cannot give a posterior of the {size} numbers in which this model's "
             f"parameters meet the data: noise would be about {curvature:.2g} of the curvature, and would shift the "
-            f"posterior by about {shift:.2g} standard deviations. Nothing was released. Raise eps, use fewer "
-            "parameters, or go on all the same with `prepare=Preparation(force=True)`"
+            f"posterior by about {shift:.2g} standard deviations. Nothing was released. Raise eps "
+            "(`numpyro_dp.plan` says how far), use fewer parameters, or go on all the same with "
+            "`prepare=Preparation(force=True)`"
         )
     draws = walk_draws(TYPICAL_CLIP * tight_slope(num_rows, size), size, options.reserve * rho)
     if options.mode == "walk" and draws < MIN_WALK_DRAWS:

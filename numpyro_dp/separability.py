@@ -260,7 +260,10 @@ def _way_out_of_row_plate(site: Site) -> str:
             "fill the missing values with any number and mask them, `numpyro.handlers.mask(mask=...)`, instead of "
             "`obs_mask`"
         )
-    return "sum or integrate it out (for a mixture, `MixtureSameFamily`), or give it a plate over groups"
+    return (
+        "sum or integrate it out (for a mixture, `MixtureSameFamily`; for a rate of each row, `BetaBinomial` or "
+        "`GammaPoisson`), or give it a plate over groups"
+    )
 
 
 def closed_over_problems(separated: "SeparableModel", sites: Sites, constants: set[Shape]) -> list[str]:
