@@ -128,6 +128,7 @@ class RowSums:
     def _gradient(self, table: Table, z: jax.Array, bound: jax.Array) -> tuple[jax.Array, jax.Array]:
         parts = self.structure.parts
         values = tuple(part.value(z, x) for part, x in zip(parts, table.coefficients, strict=True))
+        # For speed: else XLA reads a product that it has transposed number by number, for each chain.
         values = lax.optimization_barrier(values)
         slopes = self._of_each_row(jax.grad(self.structure.rest))(values, table.rows)
         # The barrier is for safety first, see `clipped_sum`: norm and sum must be those of the same numbers.
@@ -145,6 +146,7 @@ class RowSums:
         for part, w, x in zip(parts, slopes, table.coefficients, strict=True):
             if not part.coordinates.size:
                 continue
+            # For speed: else XLA computes this while it transposes it for the product, one number at a time.
             clipped = lax.optimization_barrier(jnp.where(usable, w, 0) * factor)
             hi, lo = _sum_of_part(part, clipped, x, self.size)
             total = total[0] + hi, total[1] + lo

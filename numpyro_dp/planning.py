@@ -346,23 +346,22 @@ def _outlooks(n: float, d: int, rho: float, slope: float, power: float, run: _Ru
     gradients = accounting.noise_multiplier_for(rho / 2, run.iterations * run.num_steps)
     return (
         Outlook("DPHMC", released, math.inf),
-        _of_chain("DPPenalty", min(walk, run.iterations * run.kept / (4 * d))),
+        _of_draws("DPPenalty", min(walk, run.iterations * run.kept / (4 * d))),
         _of_chain("DPPenalty(prepare=False)", run, best_walk(d, slope, tau)),
         _of_chain("DPHMC(prepare=False)", run, best_leapfrog(d, slope, half, gradients, run.num_steps)),
     )
 
 
-def _of_chain(sampler: str, draws: "float | _Run", best: tuple[float, float, float, float] | None = None) -> Outlook:
-    if best is not None and isinstance(draws, _Run):
-        jump, noise, accepted, worth = best
-        draws = draws.iterations * draws.kept * worth
-        return Outlook(sampler, _error(draws), draws, jump, noise, accepted)
-    assert not isinstance(draws, _Run)
-    return Outlook(sampler, _error(draws), draws)
+def _of_chain(sampler: str, run: _Run, best: tuple[float, float, float, float]) -> Outlook:
+    *step, worth = best
+    return _of_draws(sampler, run.iterations * run.kept * worth, *step)
 
 
-def _error(draws: float) -> float:
-    return 1 / math.sqrt(draws) if draws > 0 else math.inf
+def _of_draws(sampler: str, draws: float, *step: float) -> Outlook:
+    """
+    :param step: jump, noise and acceptance, if there are any.
+    """
+    return Outlook(sampler, 1 / math.sqrt(draws) if draws > 0 else math.inf, draws, *step)
 
 
 def _works_with(plan: RunPlan, place: int, name: str, value: float) -> bool:

@@ -160,14 +160,16 @@ def rehearse(
         simulate_key, private_key, exact_key = random.split(random.fold_in(key, k), 3)
         values: dict[str, jax.Array] = {}
         if simulate:
-            args, kwargs, values = _simulated(kernel, simulate_key, args, kwargs, truth or {}, outcomes)
+            given, named, values = _simulated(kernel, simulate_key, args, kwargs, truth or {}, outcomes)
+        else:
+            given, named = args, kwargs
         private = MCMC(kernel, **run)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            private.run(private_key, *args, **kwargs)
+            private.run(private_key, *given, **named)
         for text in {str(w.message) for w in caught if issubclass(w.category, UserWarning)}:
             messages[text] = messages.get(text, 0) + 1
-        exact = _exact_draws(kernel._model, exact_key, args, kwargs, run) if compare else {}
+        exact = _exact_draws(kernel._model, exact_key, given, named, run) if compare else {}
         records.append(_record(private, exact, values))
     report = private.privacy
     names = tuple(records[0]["mean"])

@@ -32,7 +32,8 @@ class NoisySum:
 
     :ivar value: the sum, with noise; a number, or an array of shape (k,).
     :ivar noise_sd: standard deviation of the noise, which is normal and independent in each entry.
-    :ivar eps, delta: what it cost.
+    :ivar bound: largest norm of one row's contribution.
+    :ivar eps, delta: what it cost, under `neighboring_relation`.
     """
 
     value: np.ndarray
@@ -62,7 +63,7 @@ def release_sum(
 ) -> NoisySum:
     """The sum over rows of a number or a vector that is computed from each, clipped to norm `bound`, with noise.
 
-        # How many patients are above 80, and in how many of these the outcome was seen more often than predicted.
+        # How many patients are above 80, and how many more outcomes they had than was predicted.
         released = release_sum(
             lambda age, y, p: jnp.where(age > 80, jnp.array([1.0, y - p]), 0.0),
             (age, y, predicted),
