@@ -12,7 +12,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import expit
+from scipy.special import expit, logsumexp
 
 from numpyro_dp.accounting import (
     ACCOUNTANTS,
@@ -460,8 +460,10 @@ def divergences(first, second, orders=(1.5, 2, 5)):
     p, q = mixture_density(x, *first), mixture_density(x, *second)
     step = x[1] - x[0]
     profile = np.array([step * np.sum(np.maximum(p - math.exp(eps) * q, 0)) for eps in EPS])
-    inside = q > 1e-280
-    rdp = [math.log(step * np.sum(p[inside] ** a * q[inside] ** (1 - a))) / (a - 1) for a in orders]
+    inside = (p > 0) & (q > 1e-280)
+    log_p, log_q = np.log(p[inside]), np.log(q[inside])
+    # In logarithms, since powers of densities this small overflow.
+    rdp = [(math.log(step) + logsumexp(a * log_p + (1 - a) * log_q)) / (a - 1) for a in orders]
     return profile, np.array(rdp)
 
 
