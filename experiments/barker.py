@@ -104,6 +104,48 @@ def _draw_privacy(records: list[Record], path: Path) -> None:
     runs.save(figure, path)
 
 
+VARIANCES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+"""Of proposals; Figures 2 and 3 use ``SAMPLER.step**2``."""
+
+
+def _figure_1c(size: Size) -> list[Job]:
+    """Jumps from draws of the exact posterior; a row is clipped where its ratio is above ``sqrt(b) / n0``."""
+    problem = PROBLEMS["mixture"]
+
+    def share(variance: float, number: int) -> Record:
+        model, args, kwargs, _ = problem.table(0)
+        draws = problem.exact(seed=0)
+        rng = np.random.default_rng(22)
+        at = rng.choice(len(next(iter(draws.values()))), number)
+        before = {name: value[at] for name, value in draws.items()}
+        lengths = math.sqrt(variance)
+        after = {name: value + lengths * rng.standard_normal(value.shape) for name, value in before.items()}
+        bound = SAMPLER.kappa * math.sqrt(BATCH) / (problem.n0 or problem.rows)
+        return {"clipped": metrics.clipped_share(model, args, kwargs, (before, after), bound, per_length=False)}
+
+    def job(variance: float) -> Job:
+        number = 200 if size.full else 20
+        return Job({"variance": variance, "jumps": number}, lambda: share(variance, number))
+
+    return [job(variance) for variance in VARIANCES]
+
+
+def _clipped_table(records: list[Record]) -> str:
+    rows = [[f"{r['key']['variance']:g}", f"{r['clipped']:.4f}"] for r in records]
+    return markdown(["proposal variance", "share of log ratios clipped"], rows)
+
+
+def _draw_clipped(records: list[Record], path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(5, 3.4), layout="constrained")
+    axis.plot([r["key"]["variance"] for r in records], [r["clipped"] for r in records], "o-")
+    axis.axvline(SAMPLER.step**2, color="0.7", linestyle="--", label="of Figures 2 and 3")
+    axis.set(xscale="log", xlabel="proposal variance", ylabel="share of log ratios clipped", ylim=(-0.02, 1))
+    axis.legend()
+    runs.save(figure, path)
+
+
 # -- The mixture -------------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +229,13 @@ def _draw_mixture(records: list[Record], path: Path) -> None:
 
 EXPERIMENTS = [
     Experiment("barker-figure-1", "eps by batch size and iterations, exact", _figure_1, _privacy_table, _draw_privacy),
+    Experiment(
+        "barker-figure-1c",
+        "what is clipped by proposal variance, on the mixture",
+        _figure_1c,
+        _clipped_table,
+        _draw_clipped,
+    ),
     Experiment(
         "barker-figures-2-3",
         "the tempered mixture: draws and errors by eps",

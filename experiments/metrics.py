@@ -118,26 +118,50 @@ def uniformity(ranks: np.ndarray, number: int, bins: int = 10) -> float:
     return float(chisquare(observed, np.size(ranks) * sizes / sizes.sum()).pvalue)
 
 
-def clipped_share(model: Callable, args: tuple, kwargs: dict, pairs: tuple[dict, dict], slope: float) -> float:
-    """The share of rows whose log ratio is larger than `slope` times the length of the jump.
+def clipped_share(
+    model: Callable, args: tuple, kwargs: dict, pairs: tuple[dict, dict], bound: float, per_length: bool = True
+) -> float:
+    """The share of rows whose log ratio is larger than `bound`, times the length of the jump if `per_length`.
 
     The papers print it, and no private sampler may: it looks at the rows. For experiments on made-up tables only.
 
     :param pairs: values before and after, {site: (pairs, ...)} each, in a space without constraints.
     """
     jump = np.concatenate([np.reshape(b - a, (len(a), -1)) for a, b in zip(*map(_leaves, pairs), strict=True)], axis=1)
-    bounds = slope * np.linalg.norm(jump, axis=1)
-
-    def rows(values):
-        log_probs, trace = compute_log_probs(model, args, kwargs, values, sum_log_prob=False)
-        (log_prob,) = (value for name, value in log_probs.items() if trace[name]["is_observed"])
-        return log_prob
+    bounds = np.full(len(jump), bound) * (np.linalg.norm(jump, axis=1) if per_length else 1.0)
+    rows = _log_likelihoods(model, args, kwargs)
 
     def share(pair):
         before, after, bound = pair
         return (jnp.abs(rows(after) - rows(before)) > bound).mean()
 
     return float(jax.jit(lambda pairs: jax.lax.map(share, pairs))((*pairs, jnp.asarray(bounds))).mean())
+
+
+def clipped_gradients(model: Callable, args: tuple, kwargs: dict, values: dict, bound: float) -> float:
+    """The share of rows whose gradients are longer than `bound`: as `clipped_share`, for made-up tables only.
+
+    :param values: {site: (draws, ...)}, in a space without constraints.
+    """
+    rows = _log_likelihoods(model, args, kwargs)
+
+    def share(values):
+        slopes = jax.tree.leaves(jax.jacfwd(rows)(values))  # of shape (rows, ...) each
+        squares = sum(jnp.square(slope).reshape(len(slope), -1).sum(1) for slope in slopes)
+        return (jnp.sqrt(squares) > bound).mean()
+
+    return float(jax.jit(lambda values: jax.lax.map(share, values))(jax.tree.map(jnp.asarray, values)).mean())
+
+
+def _log_likelihoods(model, args, kwargs):
+    """From values of the latent sites to the log likelihood of each row."""
+
+    def rows(values):
+        log_probs, trace = compute_log_probs(model, args, kwargs, values, sum_log_prob=False)
+        (log_prob,) = (value for name, value in log_probs.items() if trace[name]["is_observed"])
+        return log_prob
+
+    return rows
 
 
 def _leaves(values):

@@ -11,7 +11,7 @@ import numpy as np
 from experiments import runs
 from experiments.dp_hmc import OURS, clipping_jobs, clipping_table, draw_clipping
 from experiments.models import PROBLEMS, Problem, flat
-from experiments.runs import HMC, Barker, Default, Experiment, Job, Penalty, Record, Sampler, Size
+from experiments.runs import HMC, Barker, Default, Experiment, Job, MinibatchPenalty, Penalty, Record, Sampler, Size
 
 
 def _penalty(tau: float, step: float | tuple[float, ...], clip: float) -> Penalty:
@@ -33,22 +33,26 @@ SETTINGS: dict[str, dict[str, Sampler]] = {
         "penalty": _penalty(0.1, 0.008, 2.0),
         "penalty, guided": _guided(0.1, 0.008, 1.8),
         "HMC": _hmc(0.1, 0.4, 0.0005, 10, 2.0, 1.0),
+        "minibatch penalty": MinibatchPenalty(0.7, 0.001, 2.0),
     },
     "flat-banana-10": {
         "penalty": _penalty(0.1, 0.0015, 2.0),
         "penalty, guided": _guided(0.1, 0.0015, 3.0),
         "HMC": _hmc(0.05, 0.2, 0.00015, 10, 2.5, 3.0),
+        "minibatch penalty": MinibatchPenalty(0.6, 0.0002, 2.0),
     },
     "tempered-banana": {
         "penalty": _penalty(0.2, 0.035, 5.0),
         "penalty, guided": _guided(0.2, 0.04, 3.5),
         "HMC": _hmc(0.2, 0.6, 0.01, 10, 2.5, 2.0),
+        "minibatch penalty": MinibatchPenalty(1.5, 0.035, 5.0),
         "Barker": Barker(0.12, 1300),
     },
     "tempered-banana-10": {
         "penalty": _penalty(0.18, 0.02, 3.0),
         "penalty, guided": _guided(0.1, 0.04, 3.0),
         "HMC": _hmc(0.08, 0.2, 0.015, 10, 2.5, 3.5),
+        "minibatch penalty": MinibatchPenalty(0.7, 0.02, 3.0, batch=1200),
     },
     "gauss-30": {
         "penalty": _penalty(0.06, tuple(0.00014 * w for w in _WIDTHS), 3.0),
@@ -70,7 +74,11 @@ SETTINGS: dict[str, dict[str, Sampler]] = {
         "HMC": _hmc(0.6, 1.9, 0.07, 40, 0.001, 0.0015),
     },
 }
-"""Of the thesis' parameter files: tau, step, clip bound; HMC: tau, tau_g, step, number of steps, clip bounds, mass."""
+"""Of the thesis' parameter files: tau, step, clip bound; HMC: tau, tau_g, step, number of steps, clip bounds, mass.
+
+The minibatch penalty's tau and batches are the thesis', its steps and clip bounds are not stated: those of the penalty
+sampler where the likelihood is tempered; elsewhere steps of an eighth, since batches widen the noise of a longer one.
+"""
 
 BUDGETS = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 15.0)
 ROUND = ("flat-banana", "flat-banana-10", "tempered-banana", "tempered-banana-10")
@@ -167,14 +175,14 @@ EXPERIMENTS = [
     ),
     Experiment(
         "thesis-figure-6-4",
-        "flat and tempered bananas, 2 and 10 dimensions, by eps (with Figure 6.6: shares clipped)",
+        "flat and tempered bananas, 2 and 10 dimensions, by eps (with Figures 6.6 and 6.8: shares clipped)",
         _by_eps(ROUND),
         runs.comparison,
         runs.draw_comparison,
     ),
     Experiment(
         "thesis-figure-6-5",
-        "30-d Gaussian, narrow banana, correlated Gaussian, by eps (with Figure 6.7: shares clipped)",
+        "30-d Gaussian, narrow banana, correlated Gaussian, by eps (with Figures 6.7 and 6.8: shares clipped)",
         _by_eps(HARD),
         runs.comparison,
         runs.draw_comparison,

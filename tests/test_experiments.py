@@ -12,7 +12,7 @@ from numpyro.infer.util import log_density
 from experiments import __main__ as command
 from experiments import barker, lode, metrics, models, privacy, runs
 from experiments.models import PROBLEMS, Problem, flat
-from experiments.runs import HMC, SGLD, Barker, Default, Experiment, Job, Penalty
+from experiments.runs import HMC, SGLD, Barker, Default, Experiment, Job, MinibatchPenalty, Penalty
 
 # -- Exact posteriors --------------------------------------------------------------------------------------------------
 
@@ -179,6 +179,17 @@ def test_the_share_of_clipped_rows():
     pairs = ({"mu": before}, {"mu": after})
     assert 0.1 < by_hand < 0.9
     assert metrics.clipped_share(model, args, kwargs, pairs, 0.3) == pytest.approx(by_hand, abs=0.005)
+    by_hand = (np.abs(ratios) > 0.2).mean()
+    found = metrics.clipped_share(model, args, kwargs, pairs, 0.2, per_length=False)
+    assert found == pytest.approx(by_hand, abs=0.005)
+
+
+def test_the_share_of_clipped_gradients():
+    model, args, kwargs, _ = SMALL["normal"].table()
+    mu = np.array([0.0, 0.5])
+    by_hand = (np.abs(np.asarray(args[0], float) - mu[:, None]) / 4 > 0.3).mean()
+    assert 0.1 < by_hand < 0.9
+    assert metrics.clipped_gradients(model, args, kwargs, {"mu": mu}, 0.3) == pytest.approx(by_hand, abs=0.005)
 
 
 # -- Settings and privacy ----------------------------------------------------------------------------------------------
@@ -216,6 +227,7 @@ FLAT = Problem("small", models.make_banana(2000, [2.0, 1.5], 0.5), models.draw_b
         HMC(tau=0.5, tau_g=1.0, step=0.02, steps=3, clip=1.0, clip_grad=1.0, leapfrog="reuse", chains=1),
         SGLD(eta=0.2, clip=1.0, batch=100, kept=3),
         Barker(step=0.05, batch=100),
+        MinibatchPenalty(tau=1.0, step=0.02, clip=1.0, batch=100),
     ],
     ids=lambda sampler: type(sampler).__name__,
 )
