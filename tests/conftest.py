@@ -10,6 +10,7 @@ os.environ.pop("CI", None)
 
 import gc
 import re
+import tempfile
 from pathlib import Path
 
 import jax
@@ -20,6 +21,12 @@ _MOST_MAPPINGS = 20_000
 
 
 def pytest_configure(config):
+    # Tests compile the same small programs again and again. Each process has a cache of its own: writing is not atomic.
+    cache = tempfile.TemporaryDirectory(prefix="numpyro_dp-programs-")
+    config.add_cleanup(cache.cleanup)
+    jax.config.update("jax_compilation_cache_dir", cache.name)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     # Most tests run on tables from which no posterior can come; tests/test_planning.py is about the warning.
     config.addinivalue_line("filterwarnings", "ignore:this .* will hardly move:UserWarning")
 
