@@ -114,6 +114,10 @@ def _by_eps(names: tuple[str, ...]):
     return jobs
 
 
+def _draw_by_eps(records: list[Record], path: Path) -> None:
+    runs.draw_comparison(records, path, ("mmd", "mean_error", "clipped", "clipped_gradients"))
+
+
 def _figure_6_3(size: Size) -> list[Job]:
     if size.full:
         _, repeats = size.of(((), 1), ((), 20))
@@ -178,14 +182,14 @@ EXPERIMENTS = [
         "flat and tempered bananas, 2 and 10 dimensions, by eps (with Figures 6.6 and 6.8: shares clipped)",
         _by_eps(ROUND),
         runs.comparison,
-        runs.draw_comparison,
+        _draw_by_eps,
     ),
     Experiment(
         "thesis-figure-6-5",
         "30-d Gaussian, narrow banana, correlated Gaussian, by eps (with Figures 6.7 and 6.8: shares clipped)",
         _by_eps(HARD),
         runs.comparison,
-        runs.draw_comparison,
+        _draw_by_eps,
     ),
     Experiment("thesis-figure-6-9", "the circle", _figure_6_9, _circle_table, _draw_circle),
 ]

@@ -640,7 +640,7 @@ def draw_comparison(records: list[Record], path: Path, columns: Sequence[str] = 
                 points = {
                     eps: values
                     for (eps,), some in sorted(grouped(mine, "eps").items())
-                    if (values := [r[column] for r in some if math.isfinite(r[column])])
+                    if (values := [r[column] for r in some if math.isfinite(r.get(column, math.nan))])
                 }
                 if not points:
                     continue
@@ -651,10 +651,10 @@ def draw_comparison(records: list[Record], path: Path, columns: Sequence[str] = 
                 axis.vlines(list(points), low, high, color=line_of_method.get_color())
                 handles[method] = line_of_method
             axis.set(xlabel="eps", ylabel=COLUMNS[column], title=problem)
-            if column == "mmd":
-                axis.set_ylim(bottom=-0.02)
-            else:
+            if column in ("mean_error", "rhat"):
                 axis.set_yscale("log")
+            else:
+                axis.set_ylim(bottom=-0.02)
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
     save(figure, path)
 

@@ -457,6 +457,18 @@ def start_near(
     return start, np.linalg.inv(root.T @ root)
 
 
+def unseen_share(num_rows: int, rho: float, options: Preparation) -> float:
+    """Share of the rows that a search for clip bounds may take for none, by public numbers only.
+
+    :param num_rows: n.
+    :param rho: the whole budget.
+    """
+    share = min(options.bounds * options.round_shares[-1], options.final_bounds * options.reserve)
+    if share == 0:
+        return math.inf
+    return unseen_rows(share * rho, 2 * NARROW.num_counts, float(NARROW.no_rows)) / num_rows
+
+
 def require_sight(num_rows: int, rho: float, options: Preparation, eps: float) -> None:
     """Refuse a table in which a search for clip bounds cannot tell many rows from none, by public numbers only.
 
@@ -466,8 +478,7 @@ def require_sight(num_rows: int, rho: float, options: Preparation, eps: float) -
     :param rho: the whole budget.
     :raises PrivacyBudgetError: if it is too small.
     """
-    share = min(options.bounds * options.round_shares[-1], options.final_bounds * options.reserve)
-    unseen = unseen_rows(share * rho, 2 * NARROW.num_counts, float(NARROW.no_rows))
+    unseen = unseen_share(num_rows, rho, options) * num_rows
     if unseen > MAX_UNSEEN * num_rows:
         raise PrivacyBudgetError(
             f"eps={eps:g} with {num_rows:.6g} rows is too little to find clip bounds by: under the noise of the counts "

@@ -20,6 +20,7 @@ from numpyro_dp.kernels import prepared
 from numpyro_dp.kernels.prepared import _doubts
 from numpyro_dp.kernels.survey import Survey
 from numpyro_dp.noise import sensitivity_steps
+from numpyro_dp.planning import DOUBTFUL_UNSEEN
 from numpyro_dp.preparation import Check, Preparation, require_sight
 
 pytestmark = pytest.mark.usefixtures("shared_surveys")
@@ -348,22 +349,34 @@ def test_copies_of_a_prepared_kernel_keep_its_result_and_have_no_budget_of_their
     [
         ({"check": Check(0.5, 0.05), "distance": 1.0}, "found to be 0.5 from the quadratic"),
         ({"check": Check(0.01, 0.01), "distance": 7.0}, "has its mode 7.0 times as far"),
-        ({"check": Check(0.5, 0.2), "distance": 5.0}, None),  # by the noise of the check it may be nothing
-        ({"check": Check(0.5, 0.05), "distance": 5.0, "mode": "residual"}, None),  # a test makes up for it
+        ({"check": Check(0.5, 0.2), "distance": 3.0}, None),  # by the noise of the check it may be nothing
+        ({"check": Check(0.5, 0.05), "distance": 3.0, "mode": "residual"}, None),  # a test makes up for it
+        ({"check": Check(0.01, 0.01), "distance": 1.0, "unseen": 0.2}, "20% of the rows may pass for none"),
+        ({"check": Check(0.5, 0.05), "distance": None, "unseen": 0.2, "mode": "walk"}, None),
     ],
 )
 def test_a_posterior_that_may_be_off_says_so(changes, message):
     """By warning and in the report: where the quadratic is known not to be good enough, and nothing better is paid."""
     kernel = surrogate(num_iterations=4)
     kernel.prepare(X, y=Y)
-    kernel._result = kernel.prepared._replace(**changes)
+    kernel._result = kernel.prepared._replace(**{"unseen": 0.05} | changes)
     (said,) = _doubts(kernel.prepared) or (None,)
     assert said == message or message in said
     assert ("may be off" in kernel.privacy.posterior) == (message is not None)
 
 
+def test_a_table_in_which_few_rows_are_seen_is_doubted():
+    """By public numbers: the more rows of the same kind and the larger eps, the smaller the share that is not seen."""
+    few, many = surrogate(num_iterations=4), surrogate(num_iterations=4, eps=80.0)
+    few.prepare(X, y=Y)
+    many.prepare(X, y=Y)
+    assert few.prepared.unseen > DOUBTFUL_UNSEEN > many.prepared.unseen > 0
+    assert "of the rows may pass for none" in few.privacy.posterior
+    assert "of the rows may pass for none" not in many.privacy.posterior
+
+
 def test_a_warning_is_given_once_the_search_has_ended(monkeypatch):
-    kernel = DPHMC(model, eps=20.0, prepare=Preparation(mode="surrogate"))
+    kernel = DPHMC(model, eps=80.0, prepare=Preparation(mode="surrogate"))
     monkeypatch.setattr(prepared, "check", lambda *args: Check(0.9, 0.01))
     monkeypatch.setattr(prepared, "require_hope", lambda *args: None)
     kernel.require_budget(4, 1, (X,), {"y": Y}, 4)

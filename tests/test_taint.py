@@ -279,7 +279,7 @@ CONFIGURATIONS = {
         everyday=True,
         parts=("figure", "start"),
     ),
-    "hmc_told_to": Configuration(DPHMC, {"eps": 60.0, "prepare": True, "adapt_step_size": True, "noise_aware": True}),
+    "hmc_told_to": Configuration(DPHMC, {"eps": 90.0, "prepare": True, "adapt_step_size": True, "noise_aware": True}),
     "hmc_every_share": Configuration(
         DPHMC,
         {"eps": 3.0, "prepare": EVERY_SHARE, "noise_aware": False, "power": 0.5, "init_strategy": init_to_sample}

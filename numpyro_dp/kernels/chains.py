@@ -55,6 +55,8 @@ class Prepared(NamedTuple):
         deviations or, where that is larger, the noise's; see `numpyro_dp.preparation.distance_to_mode`. None in "walk".
     :ivar centred: whether the rows' gradients, of which the surrogate's is made, were centred before the clip by those
         of outcomes drawn from the model.
+    :ivar unseen: the share of the rows that the search for clip bounds may have taken for none: public, by n and eps. 0
+        where the number of rows is not public.
     """
 
     mode: str
@@ -69,6 +71,7 @@ class Prepared(NamedTuple):
     step: float
     distance: float | None = None
     centred: bool = False
+    unseen: float = 0.0
 
 
 class Chain(Algorithm):

@@ -31,7 +31,7 @@ from numpyro_dp.ledger import PrivacyBudgetError, Releases, Request, Wanted, fla
 from numpyro_dp.mechanisms import Gaussian, Mechanism
 from numpyro_dp.model import SeparableModel
 from numpyro_dp.noise import GridNoise
-from numpyro_dp.planning import walk_draws
+from numpyro_dp.planning import DOUBTFUL_UNSEEN, walk_draws
 from numpyro_dp.preparation import (
     COMBINED,
     NARROW,
@@ -48,6 +48,7 @@ from numpyro_dp.preparation import (
     require_sight,
     rough_normal,
     start_near,
+    unseen_share,
 )
 from numpyro_dp.sharding import Layout
 
@@ -56,7 +57,7 @@ SLOPE_GRID = Grid(2.0**0.5, 6)
 PRIOR_DRAWS = 1000
 FINAL = ("final bounds", "final curvature", "final gradient")
 ENOUGH_DRAWS = 100
-FAR = 6.0
+FAR = 4.0
 """Distance of the surrogate's mode above which a warning is due."""
 QUADRATIC = 0.15
 """Spread of the residuals, in log density, below which nothing is better than a quadratic."""
@@ -303,6 +304,7 @@ class PreparedKernel(DPKernel):
             step,
             distance,
             mode != "walk" and last.centred,
+            0.0 if (num_rows := self._ledger.plan.num_rows) is None else unseen_share(num_rows, rho, options),
         )
 
     def _make_chain(self, prepared: Prepared, cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict) -> Chain:
@@ -500,6 +502,13 @@ def _doubts(result: Prepared) -> list[str]:
             f"the released likelihood has its mode {result.distance:.1f} times as far from where it was expanded as "
             "its noise explains, and a quadratic may not reach so far. A larger eps, a public start and scales "
             "(`Preparation`), or fewer parameters would help"
+        )
+    if result.mode != "walk" and result.unseen > DOUBTFUL_UNSEEN:
+        doubts.append(
+            "clip bounds were searched by counts under whose noise "
+            f"{min(result.unseen, 1.0):.0%} of the rows may pass for none, so that many rows may be clipped. Scales, "
+            "and others of which few rows say much, may come out too small. A larger eps, fewer parameters or more "
+            "rows would help; `numpyro_dp.rehearse` shows by how much they are off"
         )
     if result.mode == "surrogate" and check is not None and check.spread - 2 * check.scale > CURVED:
         doubts.append(
