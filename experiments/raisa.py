@@ -77,7 +77,8 @@ SETTINGS: dict[str, dict[str, Sampler]] = {
 """Of the thesis' parameter files: tau, step, clip bound; HMC: tau, tau_g, step, number of steps, clip bounds, mass.
 
 The minibatch penalty's tau and batches are the thesis', its steps and clip bounds are not stated: those of the penalty
-sampler where the likelihood is tempered; elsewhere steps of an eighth, since batches widen the noise of a longer one.
+sampler where the likelihood is tempered; elsewhere steps of about an eighth, since batches widen the noise of longer
+ones.
 """
 
 BUDGETS = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 15.0)

@@ -633,6 +633,11 @@ def draw_comparison(records: list[Record], path: Path, columns: Sequence[str] = 
         len(problems), len(columns), figsize=(4 * len(columns), 3 * len(problems)), squeeze=False, layout="constrained"
     )
     handles: dict[str, Any] = {}
+    # By method, since not every panel has all of them.
+    styles: dict[str, dict[str, Any]] = {
+        method: {"linewidth": 2.5, "color": "k"} if method.startswith("ours") else {"linewidth": 1.2, "color": f"C{k}"}
+        for k, (method,) in enumerate(grouped(records, "method"))
+    }
     for line, (problem,) in zip(axes, problems, strict=True):
         for axis, column in zip(line, columns, strict=True):
             for (method,), group in grouped(records, "method").items():
@@ -646,15 +651,16 @@ def draw_comparison(records: list[Record], path: Path, columns: Sequence[str] = 
                     continue
                 middle = np.array([np.median(v) for v in points.values()])
                 low, high = (np.array([f(v) for v in points.values()]) for f in (min, max))
-                bold = {"linewidth": 2.5, "color": "k"} if method.startswith("ours") else {"linewidth": 1.2}
-                (line_of_method,) = axis.plot(list(points), middle, marker="o", markersize=4, **bold)
+                (line_of_method,) = axis.plot(list(points), middle, marker="o", markersize=4, **styles[method])
                 axis.vlines(list(points), low, high, color=line_of_method.get_color())
                 handles[method] = line_of_method
             axis.set(xlabel="eps", ylabel=COLUMNS[column], title=problem)
             if column in ("mean_error", "rhat"):
                 axis.set_yscale("log")
-            else:
+            elif column == "mmd":
                 axis.set_ylim(bottom=-0.02)
+            else:
+                axis.set_ylim(bottom=0)
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
     save(figure, path)
 

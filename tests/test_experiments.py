@@ -310,3 +310,15 @@ def test_comparisons_are_summarised(tmp_path):
     assert "refused" in table
     runs.draw_comparison(records, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").exists()
+
+
+def test_a_method_has_one_colour_in_all_panels(tmp_path, monkeypatch):
+    """Also in panels which the methods before it have nothing for."""
+    key = {"problem": "banana", "eps": 4.0, "repeat": 0}
+    done = {"outcome": "done", "mmd": 0.5}
+    records = [{"key": key | {"method": "walk"}} | done, {"key": key | {"method": "HMC"}} | done | {"clipped": 0.1}]
+    drawn = []
+    monkeypatch.setattr(runs, "save", lambda figure, path: drawn.append(figure))
+    runs.draw_comparison(records, tmp_path / "picture.png", ("mmd", "clipped"))
+    left, right = (axes.get_lines() for axes in drawn[0].axes)
+    assert right[0].get_color() == left[1].get_color() != left[0].get_color()

@@ -15,7 +15,7 @@ from scipy import stats
 
 from numpyro_dp import DPHMC, MCMC, DPPenalty, plan
 from numpyro_dp.accounting import gaussian_rho, noise_multiplier_for
-from numpyro_dp.planning import best_leapfrog, best_walk, most_draws, penalty_walk
+from numpyro_dp.planning import DOUBTFUL_ERROR, best_leapfrog, best_walk, most_draws, penalty_walk
 
 SAMPLERS = ("DPHMC", "DPPenalty", "DPPenalty(prepare=False)", "DPHMC(prepare=False)")
 
@@ -84,6 +84,14 @@ def test_what_is_needed_works_and_a_little_less_does_not():
         assert plan(n=20_000, d=6, eps=0.9 * eps)[sampler].verdict != "works"
         assert found.at(n=rows)[place].verdict == "works"
         assert found.at(n=0.9 * rows)[place].verdict != "works"
+
+
+def test_where_clip_bounds_are_found_badly_a_run_is_said_to_be_rough():
+    """One parameter would be learned from 2,000 rows, by the noise of the gradient alone."""
+    foreseen = plan(n=2000, d=1, eps=1.0)["DPHMC"]
+    assert (foreseen.verdict, foreseen.error) == ("rough", DOUBTFUL_ERROR)
+    assert plan(n=1000, d=1, eps=1.0)["DPHMC"].verdict == "hopeless"
+    assert plan(n=5000, d=1, eps=1.0)["DPHMC"].verdict == "works"
 
 
 def test_more_of_anything_helps():
