@@ -482,8 +482,8 @@ def require_sight(num_rows: int, rho: float, options: Preparation, eps: float) -
     if unseen > MAX_UNSEEN:
         raise PrivacyBudgetError(
             f"eps={eps:g} with {num_rows:.6g} rows is too little to find clip bounds by: under the noise of the counts "
-            f"up to {unseen * num_rows:.2g} rows would pass for none. Nothing was released. Raise eps, or give bounds that "
-            "are known to be right to a kernel without preparation (prepare=False), or go on all the same with "
+            f"up to {unseen * num_rows:.2g} rows would pass for none. Nothing was released. Raise eps, or give bounds "
+            "that are known to be right to a kernel without preparation (prepare=False), or go on all the same with "
             "`prepare=Preparation(force=True)`"
         )
 
