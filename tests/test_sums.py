@@ -71,7 +71,7 @@ def test_a_clip_that_is_left_out_is_noticed(without_noise, monkeypatch):
 
 
 def noise_of(repetitions, eps=1.0, **options):
-    values = np.zeros((50, 3), np.float32)
+    values = np.zeros((50, 12), np.float32)
     function = lambda row: row  # noqa: E731
     found = [release_sum(function, values, bound=2.0, eps=eps, **options) for _ in range(repetitions)]
     return np.concatenate([f.value for f in found]), found[0]
