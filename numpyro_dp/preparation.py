@@ -50,6 +50,9 @@ NARROW = Grid(2**0.125, 7, no_rows=4.0)
 CHECK_GRID = Grid(2.0, 6)
 _SMALLEST = 2.0**-16  # of a bound, in prior standard deviations: with less, even a million rows say little
 _WIDE_ROUNDS = 2  # after them, bounds are near the last ones
+MOST_ROUNDS, LEAST_ROUNDS = 5, 3
+MAX_UNSEEN_AT_FIRST = 2 / 3
+"""Of all rows, so many may pass for none in the first search for clip bounds."""
 _BELOW = 2.0**-6  # the narrow grid starts so far below the last bound, and ends at 2**9.875 times it
 
 
@@ -63,16 +66,12 @@ MIN_WALK_DRAWS = 5.0
 LINE = np.array([1.0, 0.4, 0.16, 0.064])
 """Multiples of a Newton step that are compared."""
 
-# Clipped gradients are those of surprising rows, and pull one way: the coefficients of a logistic regression come out
-# too large, and intervals cover too little. Centred, they do not (`centred_gradient`). Where the model cannot tell what
-# the clip takes, the last bounds leave some room instead, so that fewer rows are clipped.
-_ROOM = np.array([1.25, 1.0])
-
-# A centred score answers to a change of the parameters by what is left of the curvature after the clip. That is nearly
-# all of it, unless a few rows know most: then bounds are many times the root mean square of a row's gradient (2.3 to
-# 3.6 in regressions, 7 where 2% of the outcomes are positive).
-_FEW_KNOW_MOST = 5.0
-_MOST_CLIPPED = 0.1  # of all rows
+# Clipped gradients are those of surprising rows, and pull one way: coefficients of a logistic regression come out too
+# large, scales too small, and intervals cover too little. Centred, they do not (`centred_gradient`). Where the model
+# cannot tell what the clip takes, bounds leave room instead, so that fewer rows are clipped. With 1.25 times the room a
+# normal law's scale was 3.4, 1.6 and .5 of its standard deviations too small (n = 5,000, 20,000, 100,000; eps = 1), with
+# twice the room 1.0, .4 and -.4.
+_ROOM = np.array([2.0, 1.0])
 
 CHECK_POINTS = 16
 
@@ -85,7 +84,7 @@ class Preparation:
     last release is paid.
 
     :param locate: share of all rounds together. Default by `resolved`.
-    :param rounds: how many.
+    :param rounds: how many. Default by `resolved`: 5, or fewer where the first would see nothing.
     :param growth: each round gets so many times what the one before got.
     :param bounds, gradient, curvature, line: a round's split; they add up to 1.
     :param check: share of the check.
@@ -99,7 +98,7 @@ class Preparation:
     """
 
     locate: float | None = None
-    rounds: int = 5
+    rounds: int | None = None
     growth: float = 3.0
     bounds: float = 0.2
     gradient: float = 0.49
@@ -123,7 +122,8 @@ class Preparation:
         split = (self.bounds, self.gradient, self.curvature, self.line)
         if min(split) <= 0 or not math.isclose(sum(split), 1, abs_tol=1e-6):
             raise ValueError(f"bounds, gradient, curvature and line must be positive and add up to 1, got {split}")
-        if not isinstance(self.rounds, int) or isinstance(self.rounds, bool) or self.rounds < 1:
+        rounds = 1 if self.rounds is None else self.rounds
+        if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
             raise ValueError(f"rounds must be a positive integer, got {self.rounds!r}")
         if not 0 < self.growth < math.inf:
             raise ValueError(f"growth must be positive, got {self.growth}")
@@ -131,8 +131,8 @@ class Preparation:
             if (getattr(self, one) or 0) + (getattr(self, other) or 0) >= 1:
                 raise ValueError(f"{one} and {other} leave nothing: {getattr(self, one)} + {getattr(self, other)}")
 
-    def resolved(self, size: int, num_rows: float | None, rho: float) -> "Preparation":
-        """With the shares that are not given.
+    def resolved(self, size: int, num_rows: int | None, power: float, rho: float) -> "Preparation":
+        """With the shares and the number of rounds that are not given, by public numbers.
 
         The error of the posterior's place has a part from the final gradient's noise, of variance ``a / (1 - h)`` if
         the curvature gets the share h, and one from the curvature's noise, ``b / h``, which grows with the distance
@@ -143,23 +143,42 @@ class Preparation:
         round's derivatives are not lost, and the nearer the last release is to the posterior, the less the third
         derivatives matter, which no release knows (rare outcomes, d = 20: coverage).
 
+        The first rounds get the least. One whose search for clip bounds takes most rows for none leads astray.
+
         :param size: number of parameters.
-        :param num_rows: n over the power of the likelihood; None if n is private.
+        :param num_rows: n; None if it is private.
+        :param power: of the likelihood.
         :param rho: the whole budget.
         """
-        r = 0.2 if num_rows is None else 22 * size**1.5 / (num_rows * math.sqrt(rho))
+        r = 0.2 if num_rows is None else 22 * size**1.5 * power / (num_rows * math.sqrt(rho))
         curvature = min(max(r / (1 + r), 0.05), 0.3, 0.95 - self.final_bounds)
         locate = min(max(0.1 + r, 0.25), 0.4, 0.9 - self.check)
-        return dataclasses.replace(
+        resolved = dataclasses.replace(
             self,
             locate=locate if self.locate is None else self.locate,
+            rounds=MOST_ROUNDS if self.rounds is None else self.rounds,
             final_curvature=curvature if self.final_curvature is None else self.final_curvature,
         )
+        while self.rounds is None and resolved._is_blind_at_first(num_rows, rho):
+            resolved = dataclasses.replace(resolved, rounds=resolved.num_rounds - 1)
+        return resolved
+
+    def _is_blind_at_first(self, num_rows: int | None, rho: float) -> bool:
+        if num_rows is None or self.num_rounds == LEAST_ROUNDS:
+            return False
+        share = self.bounds * self.round_shares[0]
+        return unseen_rows(share * rho, 2 * WIDE.num_counts, float(WIDE.no_rows)) > MAX_UNSEEN_AT_FIRST * num_rows
+
+    @property
+    def num_rounds(self) -> int:
+        """How many rounds the search has, once that is resolved."""
+        assert self.rounds is not None
+        return self.rounds
 
     @property
     def round_shares(self) -> np.ndarray:
         """Share of the budget of each round."""
-        weights = self.growth ** np.arange(self.rounds)
+        weights = self.growth ** np.arange(self.num_rounds)
         return (self.locate or 0.0) * weights / weights.sum()
 
     @property
@@ -181,10 +200,10 @@ class Shares(NamedTuple):
 def preparation_releases(options: Preparation) -> dict[str, Shares]:
     """What the preparation releases up to the check."""
     rounds = options.round_shares
-    grids = [_grid(r) for r in range(options.rounds)]
+    grids = [_grid(r) for r in range(options.num_rounds)]
     split = options.bounds, options.gradient, options.curvature, options.line
     bounds, gradient, curvature, line = (tuple(map(float, part * rounds)) for part in split)
-    once = (1,) * options.rounds
+    once = (1,) * options.num_rounds
     return {
         "bounds": Shares(tuple(2 * grid.num_counts for grid in grids), bounds),
         "gradient": Shares(once, gradient),
@@ -241,8 +260,8 @@ def locate(survey: Survey, prior: NormalPrior, ask: Ask, options: Preparation, r
         last = rounds[-1].bounds if r >= _WIDE_ROUNDS else None
         draws = ask("bounds", r, 2 * _grid(r).num_counts, ())
         bounds = _find_bounds(survey, draws, frame, last, (share * options.gradient, share * options.curvature))
-        # Earlier ones are far from the posterior, and in no frame in which `_FEW_KNOW_MOST` could be told.
-        centred = r == options.rounds - 1 and _centred(survey, bounds, share * options.gradient)
+        centred = survey.centres and last is not None  # far away, a model's outcomes are not those of the rows
+        bounds = bounds if centred or last is None else bounds * _ROOM
         here = _derivatives(survey, ask, frame, bounds, ("gradient", "curvature"), r, centred)
         rounds.append(here)
         edge = _edge(here.curvature_scale, survey.size)
@@ -271,18 +290,6 @@ def _find_bounds(survey: Survey, draws: Draw, frame: Frame, last: np.ndarray | N
 def _thresholds(m: int, rhos: tuple[float, float]) -> tuple[float, float]:
     """How many rows' gradients and Hessians may be clipped."""
     return 4.5 * math.sqrt(2 * m / rhos[0]), math.sqrt(m * (m + 1) / rhos[1])
-
-
-def _centred(survey: Survey, bounds: np.ndarray, rho: float) -> bool:
-    """Whether gradients are to be centred, in a frame in which the posterior would be about N(0, I).
-
-    :param rho: that of the gradient, on which it depends how many rows are clipped.
-    """
-    if not survey.centres:
-        return False
-    typical = math.sqrt(survey.size / (survey.num_rows * survey.power))
-    clipped_rows = _thresholds(survey.size, (rho, 1.0))[0]
-    return bounds[0] < _FEW_KNOW_MOST * typical and clipped_rows < _MOST_CLIPPED * survey.num_rows
 
 
 def _derivatives(
@@ -345,34 +352,51 @@ def check(survey: Survey, frame: Frame, last: Round, ask: Ask) -> Check:
     return Check(math.sqrt(variance), scale)
 
 
-def final_release(
+FINAL_STAGES = (1 / 3, 2 / 3)
+"""Shares of the last releases: the second is made around the mode that the first one gives."""
+
+MADE_UP_FOR = 4.0
+"""A release around a mode makes up for so much of the way that led there."""
+
+COMBINED = 2
+"""Rounds that the last releases are combined with."""
+
+
+def final_stages(alone: bool) -> tuple[float, ...]:
+    """Shares of the last releases; if it stands `alone`, there is one, since nothing of a first one would be kept."""
+    return (1.0,) if alone else FINAL_STAGES
+
+
+def final_releases(
     survey: Survey,
     frame: Frame,
-    last: np.ndarray,
-    earlier: list[Round],
+    rounds: list[Round],
+    prior: NormalPrior,
     ask: Ask,
     options: Preparation,
     rho: float,
-    may_centre: bool,
-) -> tuple[Surrogate, Round]:
-    """The surrogate, and the derivatives that were released once more for it, with `rho`.
+    alone: bool,
+) -> tuple[Surrogate, Round, float]:
+    """The surrogate, the derivatives that were released last for it, and its `distance_to_mode`.
 
-    :param last: clip bounds of the last round.
-    :param earlier: rounds whose derivatives are combined with the new ones.
-    :param may_centre: whether the gradients may be centred.
+    :param rounds: of the search.
+    :param rho: for all of it.
+    :param alone: whether the rows' residuals will be given back. They know what the last clip has taken, but nothing of
+        those before, nor of centres: the release is then not combined with others, and not centred.
     """
     curvature = options.final_curvature or 0.0
     gradient = 1 - options.final_bounds - curvature
-    draws = ask("final bounds", 0, 2 * NARROW.num_counts, ())
-    bounds = _find_bounds(survey, draws, frame, last, (gradient * rho, curvature * rho))
-    centred = may_centre and _centred(survey, bounds, gradient * rho)
-    bounds = bounds if centred else bounds * _ROOM
-    here = _derivatives(survey, ask, frame, bounds, ("final gradient", "final curvature"), 0, centred)
-    return combine(here, earlier), here
-
-
-COMBINED = 2
-"""Rounds that the last release is combined with."""
+    centred = survey.centres and not alone
+    bounds, earlier, distance = rounds[-1].bounds, [] if alone else rounds[-COMBINED:], 0.0
+    for stage, share in enumerate(final_stages(alone)):
+        draws = ask("final bounds", stage, 2 * NARROW.num_counts, ())
+        bounds = _find_bounds(survey, draws, frame, bounds, (gradient * share * rho, curvature * share * rho))
+        bounds = bounds if centred else bounds * _ROOM
+        here = _derivatives(survey, ask, frame, bounds, ("final gradient", "final curvature"), stage, centred)
+        surrogate = combine(here, earlier)
+        distance = max(distance / MADE_UP_FOR, distance_to_mode(surrogate, prior))
+        earlier, frame = [*earlier, here], recentred(surrogate, prior)
+    return surrogate, here, distance
 
 
 def combine(here: Round, earlier: list[Round]) -> Surrogate:
@@ -413,15 +437,28 @@ def _only(draws: Draw) -> Draw:
     return jax.tree.map(lambda leaf: leaf[0], draws)
 
 
+def recentred(surrogate: Surrogate, prior: NormalPrior) -> Frame:
+    """The frame around the surrogate's mode, in which the posterior would be about N(0, I)."""
+    frame, (shift, precision) = surrogate.frame, _mode(surrogate, prior)
+    values, vectors = np.linalg.eigh(precision)
+    return Frame(frame.center + frame.whitening @ shift, frame.whitening @ (vectors / np.sqrt(values)))
+
+
+def _mode(surrogate: Surrogate, prior: NormalPrior) -> tuple[np.ndarray, np.ndarray]:
+    """The mode of the surrogate times the prior, and their precision, in the surrogate's frame."""
+    frame = surrogate.frame
+    precision = frame.whitening.T @ np.linalg.inv(prior.covariance) @ frame.whitening
+    slope = surrogate.score + precision @ np.linalg.solve(frame.whitening, prior.mean - frame.center)
+    whole = np.asarray(surrogate.curvature + precision)
+    return np.linalg.solve(whole, slope), whole
+
+
 def distance_to_mode(surrogate: Surrogate, prior: NormalPrior) -> float:
     """How far the surrogate's mode is from where it was expanded, relative to what its noise explains.
 
     The check looks around the point of expansion: it says nothing about a mode much further away.
     """
-    frame = surrogate.frame
-    precision = frame.whitening.T @ np.linalg.inv(prior.covariance) @ frame.whitening
-    slope = surrogate.score + precision @ np.linalg.solve(frame.whitening, prior.mean - frame.center)
-    shift = np.linalg.solve(surrogate.curvature + precision, slope)
+    shift, _ = _mode(surrogate, prior)
     noise = max(1.0, math.sqrt(np.trace(surrogate.score_covariance) / len(shift)))
     return float(np.linalg.norm(shift) / (math.sqrt(len(shift)) * noise))
 
@@ -463,7 +500,7 @@ def unseen_share(num_rows: int, rho: float, options: Preparation) -> float:
     :param num_rows: n.
     :param rho: the whole budget.
     """
-    share = min(options.bounds * options.round_shares[-1], options.final_bounds * options.reserve)
+    share = min(options.bounds * options.round_shares[-1], options.final_bounds * options.reserve * FINAL_STAGES[-1])
     if share == 0:
         return math.inf
     return unseen_rows(share * rho, 2 * NARROW.num_counts, float(NARROW.no_rows)) / num_rows

@@ -180,6 +180,43 @@ def test_intervals_that_ignore_the_noise_would_be_noticed():
         assert_covered(ranks(0.12, noise_aware=False, repetitions=REPETITIONS // 3))
 
 
+def location_and_scale(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    sigma = numpyro.sample("sigma", dist.LogNormal(0, 0.5))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mu, sigma), obs=y)
+
+
+def scale_ranks(num_rows=5000, eps=1.0, repetitions=200):
+    """Rank of the log of the true scale, by a normal law around what the surrogate gives: shape (repetitions,).
+
+    Squares tell a scale, so that clipped rows know a third of it and all pull it down.
+    """
+    rng, found = np.random.default_rng(), []
+    for _ in range(repetitions):
+        mu, log_sigma = rng.normal(), 0.5 * rng.normal()
+        y = mu + np.exp(log_sigma) * rng.normal(size=num_rows)
+        kernel = DPHMC(location_and_scale, eps=eps, num_iterations=1, prepare=Preparation(mode="surrogate"))
+        kernel.prepare(y)
+        prepared = kernel.prepared
+        found.append(stats.norm.cdf(log_sigma, prepared.start[1], np.sqrt(prepared.covariance[1, 1])))
+    return np.array(found)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_once")
+def test_a_true_scale_has_a_uniform_rank():
+    assert stats.kstest(scale_ranks(), "uniform").pvalue > 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_once")
+def test_a_scale_of_which_clipped_rows_know_a_part_would_be_noticed(monkeypatch):
+    """A negative control: clipped, not centred."""
+    monkeypatch.setattr(Survey, "centres", False)
+    assert stats.kstest(scale_ranks(), "uniform").pvalue < 1e-6
+
+
 @pytest.mark.slow
 def test_nuts_draws_are_of_the_posterior_that_importance_sampling_integrates():
     rng = np.random.default_rng()

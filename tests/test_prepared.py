@@ -13,15 +13,15 @@ import numpyro.infer
 import pytest
 
 import numpyro_dp.kernels.target
-from numpyro_dp import DPHMC, MCMC, DPPenalty, PrivacyBudgetError, plan
+from numpyro_dp import DPHMC, MCMC, DPPenalty, PrivacyBudgetError, plan, preparation
 from numpyro_dp.accounting import gaussian_rho
 from numpyro_dp.clipping import ClippedSum
 from numpyro_dp.kernels import prepared
 from numpyro_dp.kernels.prepared import _doubts
-from numpyro_dp.kernels.survey import Survey
+from numpyro_dp.kernels.survey import Frame, Survey
 from numpyro_dp.noise import sensitivity_steps
 from numpyro_dp.planning import DOUBTFUL_UNSEEN
-from numpyro_dp.preparation import Check, Preparation, require_sight
+from numpyro_dp.preparation import Check, Preparation, combine, require_sight
 
 pytestmark = pytest.mark.usefixtures("shared_surveys")
 
@@ -205,7 +205,7 @@ def test_a_table_in_which_a_search_sees_no_rows_is_refused(eps, rows):
     assert kernel._ledger.untouched
     assert plan(n=rows, d=1, eps=eps)["DPHMC"].verdict == "hopeless"
     rho = gaussian_rho(eps, 0.1 / (5 * rows))
-    options = Preparation().resolved(1, 5 * rows, rho)
+    options = Preparation().resolved(1, 5 * rows, 1.0, rho)
     require_sight(5 * rows, rho, options, eps)
 
 
@@ -352,6 +352,8 @@ def test_copies_of_a_prepared_kernel_keep_its_result_and_have_no_budget_of_their
         ({"check": Check(0.5, 0.2), "distance": 3.0}, None),  # by the noise of the check it may be nothing
         ({"check": Check(0.5, 0.05), "distance": 3.0, "mode": "residual"}, None),  # a test makes up for it
         ({"check": Check(0.01, 0.01), "distance": 1.0, "unseen": 0.2}, "20% of the rows may pass for none"),
+        ({"check": Check(0.01, 0.01), "distance": 1.0, "centred": False}, "5% of the rows may pass for none"),
+        ({"check": Check(0.01, 0.01), "distance": 1.0, "centred": False, "unseen": 0.03}, None),
         ({"check": Check(0.5, 0.05), "distance": None, "unseen": 0.2, "mode": "walk"}, None),
     ],
 )
@@ -359,10 +361,80 @@ def test_a_posterior_that_may_be_off_says_so(changes, message):
     """By warning and in the report: where the quadratic is known not to be good enough, and nothing better is paid."""
     kernel = surrogate(num_iterations=4)
     kernel.prepare(X, y=Y)
-    kernel._result = kernel.prepared._replace(**{"unseen": 0.05} | changes)
+    kernel._result = kernel.prepared._replace(**{"unseen": 0.05, "centred": True} | changes)
     (said,) = _doubts(kernel.prepared) or (None,)
     assert said == message or message in said
     assert ("may be off" in kernel.privacy.posterior) == (message is not None)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "eps", "rounds"), [(2000, 1.0, 3), (3000, 1.0, 4), (5000, 1.0, 5), (None, 0.1, 5), (100, 0.1, 3)]
+)
+def test_a_search_does_not_begin_with_rounds_that_see_nothing(num_rows, eps, rounds):
+    rho = gaussian_rho(eps, 0.1 / (num_rows or 1000))
+    assert Preparation().resolved(2, num_rows, 1.0, rho).num_rounds == rounds
+    assert Preparation(rounds=7).resolved(2, num_rows, 1.0, rho).num_rounds == 7
+    tempered = Preparation().resolved(2, num_rows, 0.01, rho)  # as many rows are seen, tempered or not
+    assert abs(tempered.num_rounds - rounds) <= 1
+
+
+def test_the_last_release_is_made_around_the_mode_of_the_one_before(monkeypatch):
+    frames = []
+    derivatives = Survey.derivatives
+
+    def recorded(self, draws, frame, bounds, centred=False):
+        frames.append(frame)
+        return derivatives(self, draws, frame, bounds, centred)
+
+    surrogates = []
+
+    def combined(here, earlier):
+        surrogates.append(combine(here, earlier))
+        return surrogates[-1]
+
+    monkeypatch.setattr(Survey, "derivatives", recorded)
+    monkeypatch.setattr(preparation, "combine", combined)
+    kernel = surrogate(num_iterations=4)
+    kernel.prepare(X, y=Y)
+    assert len(surrogates) == 2
+    assert len(frames) == kernel._resolved.num_rounds + 2
+    prior = preparation.NormalPrior(np.zeros(2), np.eye(2))
+    around = preparation.recentred(surrogates[0], prior)
+    # The kernel's rough prior comes from draws.
+    np.testing.assert_allclose(frames[-1].center, around.center, atol=0.3 * np.linalg.norm(around.whitening))
+    assert np.linalg.norm(frames[-1].center - frames[-2].center) > 0
+    # What the chain takes for its coordinates is where the surrogate is.
+    assert kernel.prepared.surrogate is surrogates[-1]
+    assert kernel.prepared.frame is kernel.prepared.surrogate.frame is frames[-1]
+
+
+class FarAway:
+    """In the place of a survey whose first score leads far away, and whose second says that all is well."""
+
+    size, centres = 1, False
+
+    def __init__(self):
+        self.scores = [400.0, 0.0]
+
+    def bounds(self, *args):
+        return np.ones(2)
+
+    def derivatives(self, *args):
+        return np.array([self.scores.pop(0)]), 1.0, -np.eye(1), 0.01
+
+
+def test_a_place_that_was_far_from_the_one_before_is_doubted():
+    """The last release looks around it only."""
+    wide = preparation.NormalPrior(np.zeros(1), np.array([[1e6]]))
+    last = preparation.Round(Frame(np.zeros(1), np.eye(1)), np.zeros(1), 1.0, np.eye(1), 0.01, np.ones(2), False)
+    options = Preparation().resolved(1, 10_000, 1.0, 0.02)
+
+    def ask(*args):
+        return (np.zeros(1),)
+
+    found, _, distance = preparation.final_releases(FarAway(), last.frame, [last], wide, ask, options, 0.02, False)
+    assert preparation.distance_to_mode(found, wide) < 4
+    assert distance > 40
 
 
 def test_a_table_in_which_few_rows_are_seen_is_doubted():
@@ -431,7 +503,7 @@ def test_an_interrupted_preparation_is_not_made_again_on_the_same_budget(make, m
 
     def interrupted(self, *args):
         rounds.append(1)
-        if len(rounds) == 3:
+        if len(rounds) == 2:
             raise KeyboardInterrupt
         return derivatives(self, *args)
 

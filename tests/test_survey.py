@@ -189,6 +189,53 @@ def test_centred_gradients_are_0_on_average_where_the_model_holds_and_clipped_on
     assert np.all(clipped_only < -10 * spread), clipped_only / spread
 
 
+def scale_survey(n, away=0.0):
+    """Log-normal rows whose parameters are `away` standard deviations (of each alone) from the centre of a frame.
+
+    Bounds clip the tails of the squares, of which a scale is known.
+    """
+    rng = np.random.default_rng()
+    center = np.array([0.5, -0.5, 0.2])
+    X = rng.normal(size=(n, M))
+    sd = np.array([math.exp(center[2]), math.exp(center[2]), math.sqrt(0.5)]) / math.sqrt(n)
+    phi = center + away * sd
+    y = np.exp(X[:, :2] @ phi[:2] + math.exp(phi[2]) * rng.normal(size=n))
+    bound = 1.2 * math.sqrt(M / n)
+    return survey_of((X, y), density=log_normal), Frame(center, np.diag(sd)), np.array([bound, 1e3])
+
+
+SCALE_DRAWS = draw(M), draw(M * (M + 1) // 2)
+
+
+@pytest.mark.optimized
+def test_a_scale_whose_squares_are_clipped_has_a_centred_score_of_0(x64):
+    """Its own standard deviation is 1 in these coordinates, or less."""
+    survey, frame, bounds = scale_survey(400_000)
+    score = survey.derivatives(SCALE_DRAWS, frame, bounds, centred=True)[0]
+    assert np.all(np.abs(score) < 5 * math.sqrt(1 + 1 / CENTRE_DRAWS)), score
+
+
+@pytest.mark.optimized
+def test_what_a_second_clip_takes_is_given_back_too(x64, monkeypatch):
+    """A negative control: given back once only, the scale would be found too small."""
+    monkeypatch.setattr(numpyro_dp.kernels.survey, "CENTRE_STEPS", 1)
+    survey, frame, bounds = scale_survey(400_000)
+    score = survey.derivatives(SCALE_DRAWS, frame, bounds, centred=True)[0]
+    assert score[2] < -5 * math.sqrt(1 + 1 / CENTRE_DRAWS), score
+
+
+@pytest.mark.optimized
+def test_centred_curvature_is_how_the_centred_score_answers_and_that_of_all_rows_is_not(x64):
+    """Thirty standard deviations away: a third of the answer would be that of what the clip takes."""
+    away = np.array([0.0, 0.0, 30.0])
+    survey, frame, bounds = scale_survey(400_000, away)
+    score, _, hessian, _ = survey.derivatives(SCALE_DRAWS, frame, bounds, centred=True)
+    plain = survey.derivatives(SCALE_DRAWS, frame, bounds)[2]
+    limit = 5 * math.sqrt(1 + 1 / CENTRE_DRAWS)
+    assert np.all(np.abs(score + hessian @ away) < limit), (score, hessian @ away)
+    assert (score + plain @ away)[2] < -limit, (score, plain @ away)
+
+
 def test_without_a_clip_centred_derivatives_are_the_rows_own(x64):
     draws = draw(M), draw(M * (M + 1) // 2)
     survey = survey_of((X, Y))

@@ -52,7 +52,8 @@ class Prepared(NamedTuple):
     :ivar covariance: about the posterior's, shape (d, d); from prior and frame.
     :ivar step: length of the proposals: in posterior standard deviations, or as an angle in mode "residual".
     :ivar distance: how far the surrogate's mode is from where the likelihood was expanded, in posterior standard
-        deviations or, where that is larger, the noise's; see `numpyro_dp.preparation.distance_to_mode`. None in "walk".
+        deviations or, where that is larger, the noise's, or a quarter of how far that place was from the mode of the
+        first of two releases; see `numpyro_dp.preparation.final_releases`. None in "walk".
     :ivar centred: whether the rows' gradients, of which the surrogate's is made, were centred before the clip by those
         of outcomes drawn from the model.
     :ivar unseen: the share of the rows that the search for clip bounds may have taken for none: public, by n and eps. 0

@@ -31,17 +31,16 @@ from numpyro_dp.ledger import PrivacyBudgetError, Releases, Request, Wanted, fla
 from numpyro_dp.mechanisms import Gaussian, Mechanism
 from numpyro_dp.model import SeparableModel
 from numpyro_dp.noise import GridNoise
-from numpyro_dp.planning import DOUBTFUL_UNSEEN, walk_draws
+from numpyro_dp.planning import DOUBTFUL_UNSEEN, UNCENTRED, walk_draws
 from numpyro_dp.preparation import (
-    COMBINED,
     NARROW,
     Check,
     NormalPrior,
     Preparation,
     Round,
     check,
-    distance_to_mode,
-    final_release,
+    final_releases,
+    final_stages,
     locate,
     preparation_releases,
     require_hope,
@@ -104,13 +103,10 @@ class PreparedKernel(DPKernel):
     def _wanted(self, num_rows: int, num_iterations: int, num_chains: int) -> dict[str, Wanted]:
         if self._preparation is None:
             return super()._wanted(num_rows, num_iterations, num_chains)
-        known = None
+        known = num_rows if self._neighboring_relation == "replace_one" else None
         delta = 0.1 / num_rows if self._delta is None else self._delta
-        if self._neighboring_relation == "replace_one":
-            known = num_rows / self._power(num_rows)
-        self._resolved = self._preparation.resolved(
-            self._num_params, known, accounting.gaussian_rho(cast(float, self._eps), delta)
-        )
+        rho = accounting.gaussian_rho(cast(float, self._eps), delta)
+        self._resolved = self._preparation.resolved(self._num_params, known, self._power(num_rows), rho)
         wanted = {}
         for kind, (counts, shares) in preparation_releases(self._resolved).items():
             # A stage's noise multiplier, if the stage alone were to cost its share of a rho of 1/2.
@@ -273,24 +269,15 @@ class PreparedKernel(DPKernel):
         found = check(survey, frame, rounds[-1], self._draw_for)
         mode = options.mode or self._choose(found, rounds[-1], options.reserve * rho, survey.power)
         self._ledger.assign(RESERVE, self._spend(mode, options))
-        surrogate, last = None, rounds[-1]
+        surrogate, last, distance = None, rounds[-1], None
         if mode != "walk":
             final = _rho({kind: self._ledger.plan.kinds[kind] for kind in FINAL})
-            # Residuals give back what the last clip has taken; they know nothing of those before, nor of centres.
-            alone = mode == "residual"
-            surrogate, last = final_release(
-                survey,
-                frame,
-                last.bounds,
-                [] if alone else rounds[-COMBINED:],
-                self._draw_for,
-                options,
-                final,
-                not alone,
+            surrogate, last, distance = final_releases(
+                survey, frame, rounds, prior, self._draw_for, options, final, mode == "residual"
             )
+            frame = surrogate.frame
         slope, step = self._proposals(mode, survey, frame, last.bounds) if mode != "surrogate" else (None, 1.0)
         start, covariance = start_near(cut, frame, surrogate, z_prior)
-        distance = None if surrogate is None else distance_to_mode(surrogate, prior)
         return Prepared(
             mode,
             found,
@@ -351,8 +338,9 @@ class PreparedKernel(DPKernel):
             chain = "ratio" if mode == "walk" else "residual"
             shares["slope"] = (0.03, SLOPE_GRID.num_counts)
             shares[chain] = (1 - last - 0.03, plan.num_iterations * plan.num_chains)
+        stages = dict.fromkeys(FINAL, final_stages(mode == "residual"))
         return {
-            kind: Releases((Gaussian(noise_multiplier_for(share * reserve, count)),), (count,))
+            kind: _in_stages(share * reserve, count, stages.get(kind, (1.0,)))
             for kind, (share, count) in shares.items()
             if share
         }
@@ -503,12 +491,12 @@ def _doubts(result: Prepared) -> list[str]:
             "its noise explains, and a quadratic may not reach so far. A larger eps, a public start and scales "
             "(`Preparation`), or fewer parameters would help"
         )
-    if result.mode != "walk" and result.unseen > DOUBTFUL_UNSEEN:
+    if result.mode != "walk" and result.unseen * (1 if result.centred else UNCENTRED) > DOUBTFUL_UNSEEN:
         doubts.append(
             "clip bounds were searched by counts under whose noise "
-            f"{min(result.unseen, 1.0):.0%} of the rows may pass for none, so that many rows may be clipped. Scales, "
-            "and others of which few rows say much, may come out too small. A larger eps, fewer parameters or more "
-            "rows would help; `numpyro_dp.rehearse` shows by how much they are off"
+            f"{min(result.unseen, 1.0):.0%} of the rows may pass for none: the search for the posterior may have gone "
+            "astray, and a scale may be too small. A larger eps, fewer parameters or more rows would help; "
+            "`numpyro_dp.rehearse` shows how often it does"
         )
     if result.mode == "surrogate" and check is not None and check.spread - 2 * check.scale > CURVED:
         doubts.append(
@@ -517,6 +505,12 @@ def _doubts(result: Prepared) -> list[str]:
             "which the likelihood is closer to a normal one (degrees of freedom on a log scale, say), would help"
         )
     return doubts
+
+
+def _in_stages(rho: float, count: int, shares: tuple[float, ...]) -> Releases:
+    """As many releases in each stage, of which the whole costs `rho`."""
+    mechanisms = tuple(Gaussian(noise_multiplier_for(share * rho, count)) for share in shares)
+    return Releases(mechanisms, (count,) * len(shares))
 
 
 def _rho(kinds: Mapping[str, Releases]) -> float:

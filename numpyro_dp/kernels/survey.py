@@ -189,12 +189,17 @@ class Survey:
         def hessian(row: tuple) -> jax.Array:
             return row_derivatives(self.cut, frame, row)[1][rows_, columns] * weights
 
+        def response_at(numbered: tuple) -> jax.Array:
+            *row, number = numbered
+            return -clipped_response(self.cut, frame, bounds[0], tuple(row), number[0])[rows_, columns] * weights
+
         if centred:
             numbered = target.on((*rows, jnp.arange(rows[0].shape[0])))
             first = numbered.release_sum(draws[0], centred_at, bounds[0], self.size * CENTRE_DRAWS)
+            second = numbered.release_sum(draws[1], response_at, bounds[1], self.size**2 * CENTRE_DRAWS)
         else:
             first = target.release_sum(draws[0], gradient, bounds[0], self.size)
-        second = target.release_sum(draws[1], hessian, bounds[1], self.size**2)
+            second = target.release_sum(draws[1], hessian, bounds[1], self.size**2)
         return self._tempered(first), self._tempered(second)
 
     def _sum_gains(self, rows, draw, start, ends, bounds) -> Released:
@@ -257,30 +262,55 @@ def row_gradient(cut: Cut, frame: Frame, row: tuple) -> jax.Array:
 
 CENTRE_DRAWS = 8
 """Outcomes that are drawn for a row; they add less than an eighth of what the clip takes of the score's variance."""
+CENTRE_STEPS = 3
 
 
 def centred_gradient(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number: jax.Array) -> jax.Array:
-    """A row's clipped gradient, plus what the clip would take from it on average if the model held at the centre.
+    """A row's gradient, moved so that, clipped, it is 0 on average if the model holds at the centre.
 
     The rows that are clipped are those with surprising outcomes, and they pull one way: the sum of clipped gradients
     is not 0 on average where that of the gradients is, and whoever takes it for a score is biased. With the expected
-    loss given back, row by row, it is (Künsch, Stefanski and Carroll 1989, for the estimating equations of bounded
-    influence). The loss is averaged over outcomes drawn from the model for the row's covariates; the pseudo-random
-    numbers are public, and depend on the row's position only. To bound what the row contributes, the sum is clipped
-    once more by whoever adds it up, which takes back a tenth to a fifth of what was given.
+    loss given back, row by row, before the clip, it is (Künsch, Stefanski and Carroll 1989, for the estimating
+    equations of bounded influence). Whoever adds it up clips it.
 
     :param number: the position of the row.
+    """
+    _, lost = _drawn_losses(cut, frame, bound, row, number)
+    return row_gradient(cut, frame, row) + jnp.mean(lost, 0)
+
+
+def clipped_response(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number: jax.Array) -> jax.Array:
+    """Minus a row's Hessian (m, m), less what the clip takes of it: how its `centred_gradient` answers to parameters.
+
+    The derivative of ``E c(y)`` with respect to the parameters is ``E c(y) g(y)'``, with the score g of an outcome: the
+    Fisher information for the whole gradient, less ``E (g - c) g'`` for a clipped one.
+    """
+    drawn, lost = _drawn_losses(cut, frame, bound, row, number)
+    taken = lost.T @ drawn / CENTRE_DRAWS
+    return -row_derivatives(cut, frame, row)[1] - (taken + taken.T) / 2
+
+
+def _drawn_losses(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number: jax.Array) -> tuple:
+    """Gradients (k, m) at outcomes drawn from the model for the row's covariates, and what a clip takes of each.
+
+    Before it is clipped, each gets the mean loss of the others, as the row itself will. The pseudo-random numbers are
+    public, and depend on the row's position only.
     """
     assert cut.drawn_log_density is not None
     density = cut.drawn_log_density
     key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), number)
     words = jax.random.key_data(jax.random.split(key, CENTRE_DRAWS))
 
-    def lost(words: jax.Array) -> jax.Array:
+    def gradient(words: jax.Array) -> jax.Array:
         drawn = jax.grad(lambda u: density(frame.at(u), row, words))(jnp.zeros_like(jnp.asarray(frame.center)))
-        return jnp.where(jnp.all(jnp.isfinite(drawn)), drawn - clip_norm(drawn, bound), 0)
+        return jnp.where(jnp.all(jnp.isfinite(drawn)), drawn, 0)
 
-    return clip_norm(row_gradient(cut, frame, row), bound) + jnp.mean(jax.vmap(lost)(words), 0)
+    drawn = jax.vmap(gradient)(words)
+    lost = jnp.zeros_like(drawn)
+    for _ in range(CENTRE_STEPS):
+        moved = drawn + (jnp.sum(lost, 0) - lost) / (CENTRE_DRAWS - 1)
+        lost = moved - jax.vmap(lambda x: clip_norm(x, bound))(moved)
+    return drawn, lost
 
 
 def row_derivatives(cut: Cut, frame: Frame, row: tuple) -> tuple[jax.Array, jax.Array]:
