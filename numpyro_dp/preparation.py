@@ -68,9 +68,9 @@ LINE = np.array([1.0, 0.4, 0.16, 0.064])
 
 # Clipped gradients are those of surprising rows, and pull one way: coefficients of a logistic regression come out too
 # large, scales too small, and intervals cover too little. Centred, they do not (`centred_gradient`). Where the model
-# cannot tell what the clip takes, bounds leave room instead, so that fewer rows are clipped. With 1.25 times the room a
-# normal law's scale was 3.4, 1.6 and .5 of its standard deviations too small (n = 5,000, 20,000, 100,000; eps = 1), with
-# twice the room 1.0, .4 and -.4.
+# cannot tell what the clip takes, bounds leave room instead, so that fewer rows are clipped. Of its standard deviations
+# a normal law's scale was 3.4, 1.6 and .5 too small with 1.25 times the room (n = 5,000, 20,000, 100,000; eps = 1), and
+# 1.0, .4 and -.4 with twice the room.
 _ROOM = np.array([2.0, 1.0])
 
 CHECK_POINTS = 16

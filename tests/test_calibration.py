@@ -196,7 +196,8 @@ def scale_ranks(num_rows=5000, eps=1.0, repetitions=200):
     for _ in range(repetitions):
         mu, log_sigma = rng.normal(), 0.5 * rng.normal()
         y = mu + np.exp(log_sigma) * rng.normal(size=num_rows)
-        kernel = DPHMC(location_and_scale, eps=eps, num_iterations=1, prepare=Preparation(mode="surrogate"))
+        options = Preparation(mode="surrogate", force=True)  # without a warning where it may have gone astray
+        kernel = DPHMC(location_and_scale, eps=eps, num_iterations=1, prepare=options)
         kernel.prepare(y)
         prepared = kernel.prepared
         found.append(stats.norm.cdf(log_sigma, prepared.start[1], np.sqrt(prepared.covariance[1, 1])))
