@@ -5,6 +5,9 @@ import os
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# Programs from the cache on disk (below) are said to be for a machine with "prefer-no-gather", which none has: two long
+# lines for each, in which a failing test's output would be lost.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # NumPyro switches its progress bar off where it sees these.
 os.environ.pop("CI", None)
 
