@@ -216,7 +216,7 @@ def test_a_scale_whose_squares_are_clipped_has_a_centred_score_of_0(x64):
 
 
 @pytest.mark.optimized
-def test_what_a_second_clip_takes_is_given_back_too(x64, monkeypatch):
+def test_what_is_given_back_beyond_the_bound_is_given_again(x64, monkeypatch):
     """A negative control: given back once only, the scale would be found too small."""
     monkeypatch.setattr(numpyro_dp.kernels.survey, "CENTRE_STEPS", 1)
     survey, frame, bounds = scale_survey(400_000)

@@ -491,7 +491,8 @@ def _doubts(result: Prepared) -> list[str]:
             "its noise explains, and a quadratic may not reach so far. A larger eps, a public start and scales "
             "(`Preparation`), or fewer parameters would help"
         )
-    if result.mode != "walk" and result.unseen * (1 if result.centred else UNCENTRED) > DOUBTFUL_UNSEEN:
+    clipped_plainly = result.mode == "surrogate" and not result.centred
+    if result.mode != "walk" and result.unseen * (UNCENTRED if clipped_plainly else 1) > DOUBTFUL_UNSEEN:
         doubts.append(
             "clip bounds were searched by counts under whose noise "
             f"{min(result.unseen, 1.0):.0%} of the rows may pass for none: the search for the posterior may have gone "
