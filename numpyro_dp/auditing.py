@@ -74,11 +74,14 @@ class AuditResult:
 
     def __str__(self) -> str:
         verdict = "below the claim" if self.holds else "ABOVE THE CLAIM: this is a bug"
-        return (
-            f"Audit of {len(self.scores[0])} + {len(self.scores[1])} runs ({self.neighboring_relation}): eps at delta "
-            f"{self.delta:.3g} is at least {self.eps_lower:.3g} (confidence {self.confidence:.6g}), {verdict} of "
-            f"{self.eps:.4g}"
-        )
+        runs = f"{len(self.scores[0])} + {len(self.scores[1])} runs ({self.neighboring_relation})"
+        found = f"at least {_rounded_down(self.eps_lower)} (confidence {self.confidence:.6g})"
+        return f"Audit of {runs}: eps at delta {self.delta:.3g} is {found}, {verdict} of {self.eps:.4g}"
+
+
+def _rounded_down(bound: float) -> str:
+    """Three decimals of a lower bound, never more than was found."""
+    return f"{math.floor(1_000 * bound) / 1_000:.3f}"
 
 
 def audit(

@@ -77,7 +77,7 @@ def test_a_run_gives_away_nearly_what_it_claims_and_no_more():
     # Among 150 simulated audits of this kind the bound was .93 on average, with a standard deviation of .09.
     assert 0.2 * found.eps < found.eps_lower < found.eps
     assert found.eps == pytest.approx(2.0)
-    assert re.search(r"1667 \+ 1667 runs.*at least \d\.\d+ .*below the claim of 2", str(found))
+    assert re.search(r"1667 \+ 1667 runs.*at least \d\.\d{3} .*below the claim of 2", str(found))
     alpha = np.linspace(0, 1, 21)
     allowed = found.trade_off(alpha)
     missed = np.array([np.mean(found.scores[0] <= np.quantile(found.scores[1], 1 - a)) for a in alpha])
@@ -86,6 +86,12 @@ def test_a_run_gives_away_nearly_what_it_claims_and_no_more():
     n = len(found.scores[0])
     alpha_at_most = np.minimum(alpha + 5 * np.sqrt(alpha * (1 - alpha) / n) + 12 / n, 1)
     assert np.all(missed > found.trade_off(alpha_at_most) - 5 * np.sqrt(0.25 / n))
+
+
+@pytest.mark.parametrize(("bound", "printed"), [(1.0033, "1.003"), (0.99996, "0.999"), (0.0, "0.000"), (2.0, "2.000")])
+def test_a_lower_bound_is_printed_no_larger_than_it_is(bound, printed):
+    found = AuditResult(bound, 2.0, DELTA, CONFIDENCE, "replace_one", (np.zeros(9), np.zeros(9)), ((2.0, DELTA),))
+    assert f"is at least {printed} (" in str(found)
 
 
 def test_the_picture_shows_the_claim_and_the_guess():
