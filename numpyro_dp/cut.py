@@ -16,13 +16,16 @@ regression on coefficients                                   the coefficients; z
 groups' effects ``mu + tau * eta[group]``, as one vector     the effects; mu, tau and eta are two numbers more
 ``x ~ Normal(a, 1)``, ``y ~ Normal(b + a**2, 1)``            a and ``b + a**2``
 ``y ~ Normal(m, sigma)``, sigma positive                     m and z's coordinate of sigma
+``y ~ Normal(a**2 + b**2, 1)``                               ``a**2 + b**2``
 ===========================================================  =================================================
 
 An approximation of l may be evaluated anywhere, so phi should range over all of R^m. Among cuts of the same size,
 those with the fewest bounded or positive values (scales, probabilities) come first, so that a scale enters by the
 parameter that it is the exponential of. In the end numbers decide: synthetic values of phi, mixed from several draws of
 z and moved further out, must be values of phi, too. They are not if a value is confined, or if its entries are tied to
-each other, as ordered cut points are; then the cut moves towards z, and to z itself at last.
+each other, as ordered cut points are; then the cut moves towards z, and to z itself at last. Unless that takes more
+numbers, and the row's log density goes on smoothly beyond the values of phi: ``x ~ Normal(a**2 + b**2, 1)`` is a normal
+likelihood of one number, although no parameters make it negative, and whatever is curved about it stays exact.
 
 **No private value is read.** Rows are shapes where the function is traced, and synthetic where it is compared.
 """
@@ -85,13 +88,16 @@ def find_cut(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
     computed = graph.op_of.keys() - graph.entries.keys()
     checkable = not any(isinstance(constant, jax.core.Tracer) for constant in graph.constants.values())
     banned = set() if checkable else set(computed)
+    smallest = phi = _choose(graph, banned)
     for attempt in range(_ATTEMPTS + 1):
-        phi = _choose(graph, banned)
         # Entries of z range over everything.
         blamed = _check(graph, phi, separated, public) if phi.values else set()
         if not blamed:
             break
         banned |= blamed if blamed - banned and attempt + 1 < _ATTEMPTS else computed
+        phi = _choose(graph, banned)
+    if smallest.size < phi.size and not _check(graph, smallest, separated, public, may_be_tied=True):
+        phi = smallest
     if not phi.values and phi.entries.size in (0, graph.num_params):
         return _trivial(graph, separated, args, kwargs)
     return Cut(
@@ -506,11 +512,16 @@ _STEPS, _CLOSE = 40, 0.05  # of the search for a z with a given phi; how close i
 class _Numbers(NamedTuple):
     by_z: np.ndarray  # log densities of rows at draws of z, the wild ones last
     by_phi: np.ndarray  # at the other draws' phi, then at mixed ones
-    distance: np.ndarray  # of each coordinate of the mixed phi from what some z has
+    distance: np.ndarray  # of each coordinate of the mixed phi from where it may be: from what some z has
 
 
-def _check(graph: _Graph, phi: _Phi, separated: SeparableModel, public: Sequence) -> set[int]:
-    """The values of a cut that cannot take all the values that a coordinate of their own can; empty if all is well."""
+def _check(
+    graph: _Graph, phi: _Phi, separated: SeparableModel, public: Sequence, may_be_tied: bool = False
+) -> set[int]:
+    """The values of a cut that cannot take all the values that a coordinate of their own can; empty if all is well.
+
+    :param may_be_tied: instead, those beyond whose values the row's log density is not defined, or flat.
+    """
     rng = np.random.default_rng(0)
     pick = rng.integers(0, _DRAWS, (_MIXED, phi.size))
     noise = _FURTHER * rng.normal(size=pick.shape)
@@ -536,7 +547,10 @@ def _check(graph: _Graph, phi: _Phi, separated: SeparableModel, public: Sequence
         scale = jnp.std(of_draws, 0)
         scale = jnp.where(scale > 0, scale, 1.0)
         mixed = of_draws[pick, jnp.arange(phi.size)] + noise * scale
-        by_phi = over_rows(functools.partial(_row_log_density, graph, phi, public), jnp.concatenate([of_draws, mixed]))
+        density = functools.partial(_row_log_density, graph, phi, public)
+        by_phi = over_rows(density, jnp.concatenate([of_draws, mixed]))
+        if may_be_tied:
+            return over_rows(at_z, z), by_phi, _beyond(density, mixed, rows)
         distance = jax.vmap(lambda z, target: _distance(lambda z: coordinates(z) / scale, z, target / scale))(
             z[np.arange(_MIXED) % _DRAWS], mixed
         )
@@ -564,6 +578,13 @@ def _blame(graph: _Graph, phi: _Phi, numbers: _Numbers) -> set[int]:
     tolerance = _TOLERANCE[max(4, by_z.dtype.itemsize)] * (1 + np.abs(by_z))
     well = finite.any() and np.all(np.isfinite(by_phi)) and np.all(np.abs(by_phi[:_DRAWS] - by_z) <= tolerance)
     return set() if well and not tied.any() else set(phi.values)
+
+
+def _beyond(density: Callable, points: jax.Array, rows: tuple) -> jax.Array:
+    """0 by point and coordinate where a density goes on; infinity where it ends: where it is not defined for some row,
+    or flat for all, as where it is cut off."""
+    slopes = jax.vmap(lambda point: jax.vmap(lambda row: jax.grad(density)(point, row))(rows))(points)
+    return jnp.where(jnp.isfinite(slopes).all(1) & (slopes != 0).any(1), 0.0, jnp.inf)
 
 
 def _distance(coordinates: Callable, z: jax.Array, target: jax.Array) -> jax.Array:

@@ -376,8 +376,8 @@ def final_releases(
     options: Preparation,
     rho: float,
     alone: bool,
-) -> tuple[Surrogate, Round, float]:
-    """The surrogate, the derivatives that were released last for it, and its `distance_to_mode`.
+) -> tuple[Surrogate, Round, float, float]:
+    """The surrogate, the derivatives that were released last for it, its `distance_to_mode` and its `disagreement`.
 
     :param rounds: of the search.
     :param rho: for all of it.
@@ -396,7 +396,7 @@ def final_releases(
         surrogate = combine(here, earlier)
         distance = max(distance / MADE_UP_FOR, distance_to_mode(surrogate, prior))
         earlier, frame = [*earlier, here], recentred(surrogate, prior)
-    return surrogate, here, distance
+    return surrogate, here, distance, disagreement(surrogate, here)
 
 
 def combine(here: Round, earlier: list[Round]) -> Surrogate:
@@ -430,6 +430,17 @@ def combine(here: Round, earlier: list[Round]) -> Surrogate:
         score = score + other_precision @ (change.T @ other.score + curvature @ shift)
     covariance = np.linalg.inv(precision)
     return Surrogate(here.frame, covariance @ score, covariance, curvature, float(scale))
+
+
+def disagreement(surrogate: Surrogate, here: Round) -> float:
+    """By how much the curvature that was released last is not the one that all releases have together, noise aside.
+
+    The largest eigenvalue of the difference, in coordinates in which the posterior's precision is about 1. Where the
+    log likelihood is no quadratic, curvatures at the places of the releases differ.
+    """
+    noise = math.sqrt(max(here.curvature_scale**2 - surrogate.curvature_scale**2, 0.0))
+    largest = np.linalg.norm(here.curvature - surrogate.curvature, 2)
+    return max(float(largest) - 2 * _edge(noise, len(here.score)), 0.0)
 
 
 def _only(draws: Draw) -> Draw:

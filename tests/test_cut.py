@@ -368,6 +368,44 @@ def test_ordered_and_bounded_values_are_not_left():
         assert _find(case.model, case.args, case.kwargs, **case.options)[1].trivial
 
 
+def test_a_smaller_cut_is_left_where_the_density_goes_on_beyond_its_values(precision):
+    """Of a sum of squares; in the parameters themselves the likelihood is a ring, of which a quadratic sees a piece."""
+
+    def ring(y):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(a**2 + b**2, 1.0), obs=y)
+
+    separated, cut = _find(ring, (y,))
+    assert cut.size == 1
+    (z,) = _points(separated, 1)
+    np.testing.assert_allclose(cut.coordinates(z), [z[0] ** 2 + z[1] ** 2], rtol=1e-6)
+    _assert_same_density(separated, cut, (y,))
+    row = _one_row(separated, (y,), {})
+    for phi in (-4.0, 0.0, 4.0):
+        np.testing.assert_allclose(jax.hessian(cut.row_log_density)(jnp.array([phi]), row), [[-1.0]], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        lambda a, b: dist.Normal(0.0, jnp.exp(a) + jnp.exp(b)),  # no numbers below 0
+        lambda a, b: dist.Gamma(jnp.exp(a) + jnp.exp(b), 1.0),
+        lambda a, b: dist.Bernoulli(probs=jnp.exp(a) / (jnp.exp(a) + jnp.exp(b))),  # flat on both sides
+    ],
+)
+def test_a_smaller_cut_is_not_left_where_the_density_ends(law):
+    def model(y):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", law(a, b), obs=y)
+
+    outcomes = bits if isinstance(law(0.0, 0.0), dist.BernoulliProbs) else np.abs(y)
+    assert _find(model, (outcomes,))[1].trivial
+
+
 # -- Public arguments --------------------------------------------------------------------------------------------------
 
 

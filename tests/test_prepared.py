@@ -354,7 +354,8 @@ def test_copies_of_a_prepared_kernel_keep_its_result_and_have_no_budget_of_their
         ({"check": Check(0.01, 0.01), "distance": 1.0, "unseen": 0.2}, "20% of the rows may pass for none"),
         ({"check": Check(0.01, 0.01), "distance": 1.0, "centred": False}, "5% of the rows may pass for none"),
         ({"check": Check(0.01, 0.01), "distance": 1.0, "centred": False, "unseen": 0.03}, None),
-        ({"check": Check(0.5, 0.05), "distance": None, "unseen": 0.2, "mode": "walk"}, None),
+        ({"check": Check(0.01, 0.01), "distance": 1.0, "disagreement": 0.4}, "0.4 times the posterior's precision"),
+        ({"check": Check(0.5, 0.05), "distance": None, "unseen": 0.2, "disagreement": None, "mode": "walk"}, None),
     ],
 )
 def test_a_posterior_that_may_be_off_says_so(changes, message):
@@ -432,9 +433,22 @@ def test_a_place_that_was_far_from_the_one_before_is_doubted():
     def ask(*args):
         return (np.zeros(1),)
 
-    found, _, distance = preparation.final_releases(FarAway(), last.frame, [last], wide, ask, options, 0.02, False)
+    found, _, distance, off = preparation.final_releases(FarAway(), last.frame, [last], wide, ask, options, 0.02, False)
     assert preparation.distance_to_mode(found, wide) < 4
     assert distance > 40
+    assert off == 0
+
+
+@pytest.mark.parametrize(("curvature", "noise", "disagree"), [(1.0, 0.1, False), (5.0, 0.1, True), (5.0, 1.0, False)])
+def test_curvatures_that_disagree_beyond_their_noise_are_told(curvature, noise, disagree):
+    frame = Frame(np.zeros(2), np.eye(2))
+    before = preparation.Round(frame, np.zeros(2), 0.1, np.eye(2), noise, np.ones(2), True)
+    here = before._replace(curvature=curvature * np.eye(2))
+    together = combine(here, [before])
+    np.testing.assert_allclose(together.curvature, (1 + curvature) / 2 * np.eye(2))
+    # Half of the difference, less twice the largest eigenvalue of its noise, in two dimensions about 2 / sqrt(2) of it.
+    expected = (curvature - 1) / 2 - 4 * noise / np.sqrt(2) if disagree else 0.0
+    assert preparation.disagreement(together, here) == pytest.approx(expected, abs=1e-9)
 
 
 def test_a_table_in_which_few_rows_are_seen_is_doubted():

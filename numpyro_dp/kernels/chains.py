@@ -58,6 +58,8 @@ class Prepared(NamedTuple):
         of outcomes drawn from the model.
     :ivar unseen: the share of the rows that the search for clip bounds may have taken for none: public, by n and eps. 0
         where the number of rows is not public.
+    :ivar disagreement: between the curvature that was released last and that of all releases together, beyond their
+        noise, where the posterior's precision is about 1; see `numpyro_dp.preparation.disagreement`. None in "walk".
     """
 
     mode: str
@@ -73,6 +75,7 @@ class Prepared(NamedTuple):
     distance: float | None = None
     centred: bool = False
     unseen: float = 0.0
+    disagreement: float | None = None
 
 
 class Chain(Algorithm):

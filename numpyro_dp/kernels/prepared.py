@@ -62,6 +62,8 @@ QUADRATIC = 0.15
 """Spread of the residuals, in log density, below which nothing is better than a quadratic."""
 CURVED = 0.25
 """Spread above which a warning is due where nothing better than a quadratic can be paid for."""
+DISAGREE = 0.25
+"""Disagreement of the released curvatures, where the posterior's precision is about 1, above which a warning is due."""
 
 
 _OTHER_PUBLIC = (
@@ -269,10 +271,10 @@ class PreparedKernel(DPKernel):
         found = check(survey, frame, rounds[-1], self._draw_for)
         mode = options.mode or self._choose(found, rounds[-1], options.reserve * rho, survey.power)
         self._ledger.assign(RESERVE, self._spend(mode, options))
-        surrogate, last, distance = None, rounds[-1], None
+        surrogate, last, distance, disagreement = None, rounds[-1], None, None
         if mode != "walk":
             final = _rho({kind: self._ledger.plan.kinds[kind] for kind in FINAL})
-            surrogate, last, distance = final_releases(
+            surrogate, last, distance, disagreement = final_releases(
                 survey, frame, rounds, prior, self._draw_for, options, final, mode == "residual"
             )
             frame = surrogate.frame
@@ -292,6 +294,7 @@ class PreparedKernel(DPKernel):
             distance,
             mode != "walk" and last.centred,
             0.0 if (num_rows := self._ledger.plan.num_rows) is None else unseen_share(num_rows, rho, options),
+            disagreement,
         )
 
     def _make_chain(self, prepared: Prepared, cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict) -> Chain:
@@ -498,6 +501,13 @@ def _doubts(result: Prepared) -> list[str]:
             f"{min(result.unseen, 1.0):.0%} of the rows may pass for none: the search for the posterior may have gone "
             "astray, and a scale may be too small. A larger eps, fewer parameters or more rows would help; "
             "`numpyro_dp.rehearse` shows how often it does"
+        )
+    if result.disagreement is not None and result.disagreement > DISAGREE:
+        doubts.append(
+            f"the curvature of the log likelihood that was released last is {result.disagreement:.2g} times the "
+            "posterior's precision, beyond the noise, from that of all releases together: where they were made, no "
+            "single quadratic holds. A larger eps, a public start and scales (`Preparation`), or parameters in which "
+            "the likelihood is closer to a normal one would help"
         )
     if result.mode == "surrogate" and check is not None and check.spread - 2 * check.scale > CURVED:
         doubts.append(
