@@ -1,4 +1,4 @@
-"""Lode (2019), "Sub-sampled and differentially private Hamiltonian Monte Carlo": Figures 6.1 to 6.6, Tables 6.1, 6.2.
+"""Lode (2019), "Sub-sampled and differentially private Hamiltonian Monte Carlo": Chapter 6.
 
 Three things are not as in the thesis. The dynamics have friction that slows down, not up, and noise of the right
 variance (as printed they have neither). Rows are clipped one by one, where the thesis clips the sum over a batch, which
@@ -9,6 +9,7 @@ The thesis minimises the *mean* loss, so what it samples is the posterior with a
 """
 
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from experiments import metrics, runs
 from experiments.models import PROBLEMS, Problem, flat, make_softmax
 from experiments.runs import Experiment, Job, Record, Size, markdown, summary
 from numpyro_dp import DPHMC, DPSGHMC, MCMC, PoissonBatches, decreasing_steps
+from numpyro_dp.accounting import composed_eps
+from numpyro_dp.mechanisms import PoissonGaussian
 
 # -- Phase space -------------------------------------------------------------------------------------------------------
 
@@ -263,6 +266,145 @@ def _table_6_2_table(records: list[Record]) -> str:
     return markdown(headers, rows)
 
 
+# -- Step sizes and frictions ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Friction:
+    """The thesis' sampler of the mean loss: step sizes ``beta * t**(-1/3)``, friction C, clip bound L, J = 10 steps."""
+
+    beta: float
+    friction: float
+    clip: float = 1.0
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "noise_multiplier_grad": "matched",
+            "clip_grad": self.clip,
+            "friction": self.friction,
+            "step_size": decreasing_steps(self.beta),
+            "num_steps": INNER_STEPS,
+            "batch_size": PoissonBatches(rate=RATE),
+        }
+
+    def thesis_eps(self, iterations: int) -> float:
+        """By the thesis' account: noise of standard deviation ``sqrt(2 C / step) / L``, Poisson batches, add/remove.
+
+        It holds for sums of rows that are clipped to L one by one, and not for the thesis' own mean over a batch.
+        """
+        steps = self.beta * np.arange(1, iterations + 1) ** (-1 / 3)
+        noise = np.sqrt(2 * self.friction / steps) / self.clip
+        releases = [(PoissonGaussian(float(each), RATE), INNER_STEPS) for each in noise]
+        return composed_eps(releases, DELTA, "add_or_remove_one")
+
+
+INNER_STEPS = 10
+
+PAIR = {
+    "C = 0.05, beta = 2, L = 0.7": (Friction(2.0, 0.05, 0.7), 19.811),
+    "C = 0.7, beta = 3, L = 0.8": (Friction(3.0, 0.7, 0.8), 2.248),
+}
+"""Of Figure 6.9, with the eps that the thesis states."""
+
+
+def _thesis_job(sampler: Friction, repeat: int, iterations: int, keep: int, **key: Any) -> Job:
+    """A run on the thesis' mean loss (all rows together count as one)."""
+
+    def make() -> Record:
+        problem = PROBLEMS["softmax-one"]
+        mcmc, draws = sghmc(problem, repeat, iterations, delta=DELTA, **sampler.settings())
+        found = {"eps": float(mcmc.privacy.eps), "thesis_eps": sampler.thesis_eps(iterations)}
+        if keep:
+            found["draws"] = np.round(draws[np.linspace(0, len(draws) - 1, keep).astype(int)], 3).tolist()
+        return found | _likeness(draws, repeat)
+
+    settings = {"beta": sampler.beta, "friction": sampler.friction, "clip": sampler.clip}
+    return Job(settings | {"repeat": repeat, "iterations": iterations, "keep": keep} | key, make)
+
+
+def _likeness(draws: np.ndarray, repeat: int) -> Record:
+    """Accuracy, and the thesis' measure of a posterior: the mean absolute difference of standard deviations."""
+    exact = flat(PROBLEMS["softmax-one"].exact(seed=repeat))
+    return {
+        "accuracy": _accuracy(draws) if np.isfinite(draws).all() else float("nan"),
+        "sd_difference": float(np.abs(draws.std(0) - exact.std(0)).mean()),
+    }
+
+
+def _figure_6_7(size: Size) -> list[Job]:
+    _, repeats = size.of(((), 1), ((), 10))
+    frictions = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.66, 0.8, 1.0) if size.full else (0.05, 0.3, 0.66, 1.0)
+    betas = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0) if size.full else (0.5, 1.5, 3.0)
+    return [
+        _thesis_job(Friction(beta, friction), repeat, 750 if size.full else 150, 0)
+        for beta in betas
+        for friction in frictions
+        for repeat in range(repeats)
+    ]
+
+
+def _figure_6_7_table(records: list[Record]) -> str:
+    rows = []
+    for (beta, friction), group in runs.grouped(records, "beta", "friction").items():
+        cells = [summary([r[c] for r in group]) for c in ("accuracy", "sd_difference")]
+        rows.append([beta, friction, *cells, f"{group[0]['thesis_eps']:.3g}", f"{group[0]['eps']:.3g}"])
+    return markdown(
+        ["beta", "C", "accuracy", "mean abs. difference of sds", "eps, the thesis' account", "eps, as run"], rows
+    )
+
+
+def _draw_figure_6_7(records: list[Record], path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    panels = {"accuracy": "accuracy", "sd_difference": "mean abs. difference of sds", "thesis_eps": "eps"}
+    figure, axes = plt.subplots(1, len(panels), figsize=(4 * len(panels), 3.4), layout="constrained")
+    for (beta,), group in runs.grouped(records, "beta").items():
+        by_friction = runs.grouped(group, "friction")
+        for axis, (column, label) in zip(axes, panels.items(), strict=True):
+            values = [float(np.mean([r[column] for r in some])) for some in by_friction.values()]
+            axis.plot([friction for (friction,) in by_friction], values, "o-", label=f"beta = {beta:g}")
+            axis.set(xlabel="friction C", ylabel=label)
+    axes[2].set(yscale="log", title="by the thesis' account")
+    axes[0].legend(fontsize=8)
+    runs.save(figure, path)
+
+
+def _figure_6_9(size: Size) -> list[Job]:
+    _, repeats = size.of(((), 1), ((), 10))
+    iterations = 1500 if size.full else 300
+    return [
+        _thesis_job(sampler, repeat, iterations, 150, method=name)
+        for name, (sampler, _) in PAIR.items()
+        for repeat in range(repeats)
+    ]
+
+
+def _figure_6_9_table(records: list[Record]) -> str:
+    rows = []
+    for (name, iterations), group in runs.grouped(records, "method", "iterations").items():
+        cells = [summary([r[c] for r in group]) for c in ("accuracy", "sd_difference")]
+        stated = PAIR[name][1] if iterations == 1500 else "-"
+        rows.append([name, iterations, *cells, stated, f"{group[0]['thesis_eps']:.3f}", f"{group[0]['eps']:.3g}"])
+    headers = ["settings", "iterations", "accuracy", "mean abs. difference of sds", "eps, stated"]
+    return markdown([*headers, "by the thesis' account, here", "as run"], rows)
+
+
+def _draw_figure_6_9(records: list[Record], path: Path) -> None:
+    """As in the thesis: five of the fifteen parameters, the exact posterior first."""
+    import matplotlib.pyplot as plt
+
+    first = [r for r in records if r["key"]["repeat"] == 0]
+    panels = {"exact": flat(PROBLEMS["softmax-one"].exact(seed=0))}
+    panels |= {r["key"]["method"]: np.asarray(r["draws"]) for r in first}
+    figure, axes = plt.subplots(1, len(panels), figsize=(4 * len(panels), 3.2), sharex=True, layout="constrained")
+    for axis, (name, draws) in zip(axes, panels.items(), strict=True):
+        for k in range(5):
+            axis.hist(draws[:, 3 * k], bins=25, density=True, histtype="step", label=f"parameter {3 * k + 1}")
+        axis.set(title=name, yticks=[])
+    axes[0].legend(fontsize=7)
+    runs.save(figure, path)
+
+
 EXPERIMENTS = [
     Experiment(
         "lode-phase-space",
@@ -274,5 +416,19 @@ EXPERIMENTS = [
     Experiment("lode-table-6-1", "the mean of a normal law, with and without friction", _table_6_1, _table_6_1_table),
     Experiment(
         "lode-table-6-2", "softmax regression: accuracy and posterior sds (Figure 6.6)", _table_6_2, _table_6_2_table
+    ),
+    Experiment(
+        "lode-figure-6-7",
+        "softmax regression: accuracy, posterior sds and eps by step size and friction",
+        _figure_6_7,
+        _figure_6_7_table,
+        _draw_figure_6_7,
+    ),
+    Experiment(
+        "lode-figure-6-9",
+        "softmax regression: two settings of like accuracy and unlike eps",
+        _figure_6_9,
+        _figure_6_9_table,
+        _draw_figure_6_9,
     ),
 ]

@@ -34,18 +34,21 @@ SETTINGS: dict[str, dict[str, Sampler]] = {
         "penalty, guided": _guided(0.1, 0.008, 1.8),
         "HMC": _hmc(0.1, 0.4, 0.0005, 10, 2.0, 1.0),
         "minibatch penalty": MinibatchPenalty(0.7, 0.001, 2.0),
+        "minibatch penalty, guided": MinibatchPenalty(0.7, 0.001, 2.0, one_component=True, guided=True),
     },
     "flat-banana-10": {
         "penalty": _penalty(0.1, 0.0015, 2.0),
         "penalty, guided": _guided(0.1, 0.0015, 3.0),
         "HMC": _hmc(0.05, 0.2, 0.00015, 10, 2.5, 3.0),
         "minibatch penalty": MinibatchPenalty(0.6, 0.0002, 2.0),
+        "minibatch penalty, guided": MinibatchPenalty(0.6, 0.0002, 2.0, one_component=True, guided=True),
     },
     "tempered-banana": {
         "penalty": _penalty(0.2, 0.035, 5.0),
         "penalty, guided": _guided(0.2, 0.04, 3.5),
         "HMC": _hmc(0.2, 0.6, 0.01, 10, 2.5, 2.0),
         "minibatch penalty": MinibatchPenalty(1.5, 0.035, 5.0),
+        "minibatch penalty, guided": MinibatchPenalty(1.5, 0.04, 3.5, one_component=True, guided=True),
         "Barker": Barker(0.12, 1300),
     },
     "tempered-banana-10": {
@@ -53,6 +56,7 @@ SETTINGS: dict[str, dict[str, Sampler]] = {
         "penalty, guided": _guided(0.1, 0.04, 3.0),
         "HMC": _hmc(0.08, 0.2, 0.015, 10, 2.5, 3.5),
         "minibatch penalty": MinibatchPenalty(0.7, 0.02, 3.0, batch=1200),
+        "minibatch penalty, guided": MinibatchPenalty(0.7, 0.04, 3.0, batch=1200, one_component=True, guided=True),
     },
     "gauss-30": {
         "penalty": _penalty(0.06, tuple(0.00014 * w for w in _WIDTHS), 3.0),
@@ -77,7 +81,7 @@ SETTINGS: dict[str, dict[str, Sampler]] = {
 """Of the thesis' parameter files: tau, step, clip bound; HMC: tau, tau_g, step, number of steps, clip bounds, mass.
 
 The minibatch penalty's tau and batches are the thesis', its steps and clip bounds are not stated: those of the penalty
-sampler where the likelihood is tempered; elsewhere steps of about an eighth, since batches widen the noise of longer
+samplers where the likelihood is tempered; elsewhere steps of about an eighth, since batches widen the noise of longer
 ones.
 """
 
