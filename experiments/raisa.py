@@ -33,30 +33,33 @@ SETTINGS: dict[str, dict[str, Sampler]] = {
         "penalty": _penalty(0.1, 0.008, 2.0),
         "penalty, guided": _guided(0.1, 0.008, 1.8),
         "HMC": _hmc(0.1, 0.4, 0.0005, 10, 2.0, 1.0),
-        "minibatch penalty": MinibatchPenalty(0.7, 0.001, 2.0),
-        "minibatch penalty, guided": MinibatchPenalty(0.7, 0.001, 2.0, one_component=True, guided=True),
+        "minibatch penalty": MinibatchPenalty(0.7, 0.001, 1.0),
+        "minibatch penalty, guided": MinibatchPenalty(0.7, 0.001, 1.0, one_component=True, guided=True),
+        "Barker": Barker(0.0008, 1300),
     },
     "flat-banana-10": {
         "penalty": _penalty(0.1, 0.0015, 2.0),
         "penalty, guided": _guided(0.1, 0.0015, 3.0),
         "HMC": _hmc(0.05, 0.2, 0.00015, 10, 2.5, 3.0),
-        "minibatch penalty": MinibatchPenalty(0.6, 0.0002, 2.0),
-        "minibatch penalty, guided": MinibatchPenalty(0.6, 0.0002, 2.0, one_component=True, guided=True),
+        "minibatch penalty": MinibatchPenalty(0.6, 0.0001, 3.0),
+        "minibatch penalty, guided": MinibatchPenalty(0.5, 0.00032, 2.0, one_component=True, guided=True),
+        "Barker": Barker(0.0008, 2600),
     },
     "tempered-banana": {
         "penalty": _penalty(0.2, 0.035, 5.0),
         "penalty, guided": _guided(0.2, 0.04, 3.5),
         "HMC": _hmc(0.2, 0.6, 0.01, 10, 2.5, 2.0),
-        "minibatch penalty": MinibatchPenalty(1.5, 0.035, 5.0),
-        "minibatch penalty, guided": MinibatchPenalty(1.5, 0.04, 3.5, one_component=True, guided=True),
+        "minibatch penalty": MinibatchPenalty(1.5, 0.025, 4.0),
+        "minibatch penalty, guided": MinibatchPenalty(2.0, 0.04, 4.0, one_component=True, guided=True),
         "Barker": Barker(0.12, 1300),
     },
     "tempered-banana-10": {
         "penalty": _penalty(0.18, 0.02, 3.0),
         "penalty, guided": _guided(0.1, 0.04, 3.0),
         "HMC": _hmc(0.08, 0.2, 0.015, 10, 2.5, 3.5),
-        "minibatch penalty": MinibatchPenalty(0.7, 0.02, 3.0, batch=1200),
-        "minibatch penalty, guided": MinibatchPenalty(0.7, 0.04, 3.0, batch=1200, one_component=True, guided=True),
+        "minibatch penalty": MinibatchPenalty(0.7, 0.02, 2.0, batch=1200),
+        "minibatch penalty, guided": MinibatchPenalty(0.8, 0.028, 2.0, batch=1200, one_component=True, guided=True),
+        "Barker": Barker(0.04, 2600),
     },
     "gauss-30": {
         "penalty": _penalty(0.06, tuple(0.00014 * w for w in _WIDTHS), 3.0),
@@ -78,12 +81,7 @@ SETTINGS: dict[str, dict[str, Sampler]] = {
         "HMC": _hmc(0.6, 1.9, 0.07, 40, 0.001, 0.0015),
     },
 }
-"""Of the thesis' parameter files: tau, step, clip bound; HMC: tau, tau_g, step, number of steps, clip bounds, mass.
-
-The minibatch penalty's tau and batches are the thesis', its steps and clip bounds are not stated: those of the penalty
-samplers where the likelihood is tempered; elsewhere steps of about an eighth, since batches widen the noise of longer
-ones.
-"""
+"""Of the thesis' parameter files: tau, step, clip bound; HMC: tau, tau_g, step, number of steps, clip bounds, mass."""
 
 BUDGETS = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 15.0)
 ROUND = ("flat-banana", "flat-banana-10", "tempered-banana", "tempered-banana-10")

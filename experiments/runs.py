@@ -157,7 +157,9 @@ class SGLD(Sampler):
     The authors' step ``eta / n`` and privacy noise; what noise is missing for the right target is added (the authors'
     code samples the posterior's square). Batches are drawn, as theirs, without replacement, and accounted as such.
 
+    :ivar clip: of a row's gradient, times `power`.
     :ivar kept: of so many steps one draw is kept.
+    :ivar power: of the likelihood, where it is tempered.
     """
 
     eta: float
@@ -166,6 +168,7 @@ class SGLD(Sampler):
     batch: int = 1000
     kept: int = 1
     chains: int = 4
+    power: float = 1.0
 
     def noise_multiplier(self, rows):
         """In units of the sensitivity, which is twice the clip bound."""
@@ -177,7 +180,7 @@ class SGLD(Sampler):
 
     def kernel(self, model, rows, **common):
         settings = {
-            "clip_grad": self.clip,
+            "clip_grad": self.clip / self.power,
             "step_size": self.eta / rows,
             "batch_size": FixedBatches(self.batch),
             "num_steps": self.kept,

@@ -1,5 +1,6 @@
 """The papers' experiments: exact posteriors, metrics, settings, and that runs are kept."""
 
+import dataclasses
 import math
 from functools import partial
 
@@ -237,6 +238,16 @@ def test_published_samplers_run_within_their_budget(sampler):
     assert 0 < record["eps_spent"] <= 8.0 * 1.005
     assert record["iterations"] == min(40, sampler.affordable(2000, 8.0) // sampler.chains)
     assert math.isfinite(record["mmd"])
+
+
+def test_a_tempered_sampler_is_the_same_at_the_same_price():
+    """The clip bound counts the tempered likelihood: rows are clipped at what it is before."""
+    plain, tempered = (SGLD(eta=0.2, clip=1.0, batch=100, kept=3, chains=1, power=power) for power in (1.0, 0.1))
+    assert plain.iteration(2000) == tempered.iteration(2000)
+    n0 = dataclasses.replace(FLAT, n0=200)
+    one, other = (runs.fit(problem, each, 1.0, 0, 20).mcmc.sampler for problem, each in ((FLAT, plain), (n0, tempered)))
+    assert one.privacy.eps == other.privacy.eps
+    assert other._clips["grad"] == pytest.approx(10 * one._clips["grad"])
 
 
 def test_all_of_the_budget_is_used():
