@@ -138,10 +138,16 @@ KINDS_OF_BATCH: dict[str, tuple[str, str, Callable[[float], Mechanism]]] = {
 """Relation, accountant, and the release at a noise sd in units of the clip bound."""
 
 
-def friction_sampler(iterations: int, release: Callable[[float], Mechanism]) -> Releases:
-    """All gradients with friction 1, clip bound 0.7 and step sizes 3 t^(-1/3), of which there are 10 each."""
-    step_sizes = 3 * np.arange(1, iterations // INNER_STEPS + 1) ** (-1 / 3)
-    return [(release(float(noise)), INNER_STEPS) for noise in np.sqrt(2 / (step_sizes * 0.7**2))]
+def friction_sampler(
+    iterations: int,
+    release: Callable[[float], Mechanism],
+    beta: float = 3.0,
+    friction: float = 1.0,
+    clip: float = 0.7,
+) -> Releases:
+    """All gradients with a friction, a clip bound and step sizes ``beta t^(-1/3)``, of which there are 10 each."""
+    step_sizes = beta * np.arange(1, iterations // INNER_STEPS + 1) ** (-1 / 3)
+    return [(release(float(noise)), INNER_STEPS) for noise in np.sqrt(2 * friction / step_sizes) / clip]
 
 
 def draw_lode(output: Path, quick: bool) -> None:

@@ -16,12 +16,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from benchmarks import accountants
+from benchmarks.accountants import INNER_STEPS
 from experiments import metrics, runs
 from experiments.models import PROBLEMS, Problem, flat, make_softmax
 from experiments.runs import Experiment, Job, Record, Size, markdown, summary
 from numpyro_dp import DPHMC, DPSGHMC, MCMC, PoissonBatches, decreasing_steps
 from numpyro_dp.accounting import composed_eps
-from numpyro_dp.mechanisms import PoissonGaussian
 
 # -- Phase space -------------------------------------------------------------------------------------------------------
 
@@ -165,28 +166,44 @@ def _table_6_1_table(records: list[Record]) -> str:
 
 RATE, DELTA, TEST_ROWS = 0.01, 1e-5, 3000
 
+
+@dataclass(frozen=True)
+class Friction:
+    """The thesis' sampler of the mean loss: step sizes ``beta * t**(-1/3)``, friction C, clip bound L, J = 10 steps."""
+
+    beta: float
+    friction: float
+    clip: float = 1.0
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "noise_multiplier_grad": "matched",
+            "clip_grad": self.clip,
+            "friction": self.friction,
+            "step_size": decreasing_steps(self.beta),
+            "num_steps": INNER_STEPS,
+            "batch_size": PoissonBatches(rate=RATE),
+        }
+
+    def thesis_eps(self, iterations: int) -> float:
+        """By the thesis' account: noise of standard deviation ``sqrt(2 C / step) / L``, Poisson batches, add/remove.
+
+        It holds for sums of rows that are clipped to L one by one, and not for the thesis' own mean over a batch.
+        """
+        relation, accountant, release = accountants.KINDS_OF_BATCH["Poisson, add/remove"]
+        number = INNER_STEPS * iterations
+        releases = accountants.friction_sampler(number, release, self.beta, self.friction, self.clip)
+        return composed_eps(releases, DELTA, relation, accountant)
+
+
 SOFTMAX: dict[str, tuple[str, dict[str, Any]]] = {
     "the thesis' DP-SGHMC, mean loss": (
         "softmax-one",
-        {
-            "noise_multiplier_grad": "matched",
-            "clip_grad": 1.0,
-            "friction": 0.15,
-            "step_size": decreasing_steps(1.7),
-            "num_steps": 10,
-            "batch_size": PoissonBatches(rate=RATE),
-        },
+        Friction(1.7, 0.15).settings(),
     ),
     "the same without friction": (
         "softmax-one",
-        {
-            "eps": float("inf"),
-            "clip_grad": 1.0,
-            "friction": 0.0,
-            "step_size": decreasing_steps(1.7),
-            "num_steps": 10,
-            "batch_size": PoissonBatches(rate=RATE),
-        },
+        Friction(1.7, 0.0).settings() | {"noise_multiplier_grad": None, "eps": float("inf")},
     ),
     "DP-SGHMC, posterior, eps = 1": (
         "softmax",
@@ -269,37 +286,6 @@ def _table_6_2_table(records: list[Record]) -> str:
 # -- Step sizes and frictions ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Friction:
-    """The thesis' sampler of the mean loss: step sizes ``beta * t**(-1/3)``, friction C, clip bound L, J = 10 steps."""
-
-    beta: float
-    friction: float
-    clip: float = 1.0
-
-    def settings(self) -> dict[str, Any]:
-        return {
-            "noise_multiplier_grad": "matched",
-            "clip_grad": self.clip,
-            "friction": self.friction,
-            "step_size": decreasing_steps(self.beta),
-            "num_steps": INNER_STEPS,
-            "batch_size": PoissonBatches(rate=RATE),
-        }
-
-    def thesis_eps(self, iterations: int) -> float:
-        """By the thesis' account: noise of standard deviation ``sqrt(2 C / step) / L``, Poisson batches, add/remove.
-
-        It holds for sums of rows that are clipped to L one by one, and not for the thesis' own mean over a batch.
-        """
-        steps = self.beta * np.arange(1, iterations + 1) ** (-1 / 3)
-        noise = np.sqrt(2 * self.friction / steps) / self.clip
-        releases = [(PoissonGaussian(float(each), RATE), INNER_STEPS) for each in noise]
-        return composed_eps(releases, DELTA, "add_or_remove_one")
-
-
-INNER_STEPS = 10
-
 PAIR = {
     "C = 0.05, beta = 2, L = 0.7": (Friction(2.0, 0.05, 0.7), 19.811),
     "C = 0.7, beta = 3, L = 0.8": (Friction(3.0, 0.7, 0.8), 2.248),
@@ -347,7 +333,7 @@ def _figure_6_7_table(records: list[Record]) -> str:
     rows = []
     for (beta, friction), group in runs.grouped(records, "beta", "friction").items():
         cells = [summary([r[c] for r in group]) for c in ("accuracy", "sd_difference")]
-        rows.append([beta, friction, *cells, f"{group[0]['thesis_eps']:.3g}", f"{group[0]['eps']:.3g}"])
+        rows.append([beta, friction, *cells, f"{group[0]['thesis_eps']:.2f}", f"{group[0]['eps']:.4f}"])
     return markdown(
         ["beta", "C", "accuracy", "mean abs. difference of sds", "eps, the thesis' account", "eps, as run"], rows
     )

@@ -23,9 +23,9 @@ An approximation of l may be evaluated anywhere, so phi should range over all of
 those with the fewest bounded or positive values (scales, probabilities) come first, so that a scale enters by the
 parameter that it is the exponential of. In the end numbers decide: synthetic values of phi, mixed from several draws of
 z and moved further out, must be values of phi, too. They are not if a value is confined, or if its entries are tied to
-each other, as ordered cut points are; then the cut moves towards z, and to z itself at last. Unless that takes more
-numbers, and the row's log density goes on smoothly beyond the values of phi: ``x ~ Normal(a**2 + b**2, 1)`` is a normal
-likelihood of one number, although no parameters make it negative, and whatever is curved about it stays exact.
+each other, as ordered cut points are; then the cut moves towards z, and to z itself at last. Where that takes more
+numbers, the cut stays, if the row's log density goes on smoothly beyond the values of phi: ``y ~ Normal(a**2 + b**2,
+1)`` is a normal likelihood of one number, although no parameters make it negative. Only a search looks there.
 
 **No private value is read.** Rows are shapes where the function is traced, and synthetic where it is compared.
 """
@@ -512,7 +512,7 @@ _STEPS, _CLOSE = 40, 0.05  # of the search for a z with a given phi; how close i
 class _Numbers(NamedTuple):
     by_z: np.ndarray  # log densities of rows at draws of z, the wild ones last
     by_phi: np.ndarray  # at the other draws' phi, then at mixed ones
-    distance: np.ndarray  # of each coordinate of the mixed phi from where it may be: from what some z has
+    distance: np.ndarray  # of each coordinate of the mixed phi from what some z has, or from where densities go on
 
 
 def _check(

@@ -416,8 +416,7 @@ def combine(here: Round, earlier: list[Round]) -> Surrogate:
         weight += 1 / scale**2
         moved.append((other, change, shift))
     scale = weight**-0.5
-    values, vectors = np.linalg.eigh(total / weight)
-    curvature = (vectors * np.maximum(values, _edge(scale, m))) @ vectors.T
+    curvature = _at_least(total / weight, _edge(scale, m))
     precision, score = np.eye(m) / here.score_scale**2, here.score / here.score_scale**2
     for other, change, shift in moved:
         too_far = np.linalg.norm(shift) > 3 * math.sqrt(m) + 3 * here.score_scale
@@ -438,9 +437,17 @@ def disagreement(surrogate: Surrogate, here: Round) -> float:
     The largest eigenvalue of the difference, in coordinates in which the posterior's precision is about 1. Where the
     log likelihood is no quadratic, curvatures at the places of the releases differ.
     """
+    m = len(here.score)
     noise = math.sqrt(max(here.curvature_scale**2 - surrogate.curvature_scale**2, 0.0))
-    largest = np.linalg.norm(here.curvature - surrogate.curvature, 2)
-    return max(float(largest) - 2 * _edge(noise, len(here.score)), 0.0)
+    # The surrogate's eigenvalues were raised to what noise may make.
+    last = _at_least(here.curvature, _edge(surrogate.curvature_scale, m))
+    largest = float(np.linalg.norm(last - surrogate.curvature, 2))
+    return max(largest - 2 * _edge(noise, m), 0.0)
+
+
+def _at_least(curvature: np.ndarray, floor: float) -> np.ndarray:
+    values, vectors = np.linalg.eigh(curvature)
+    return (vectors * np.maximum(values, floor)) @ vectors.T
 
 
 def _only(draws: Draw) -> Draw:

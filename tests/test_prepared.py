@@ -350,7 +350,10 @@ def test_copies_of_a_prepared_kernel_keep_its_result_and_have_no_budget_of_their
         ({"check": Check(0.5, 0.05), "distance": 1.0}, "found to be 0.5 from the quadratic"),
         ({"check": Check(0.01, 0.01), "distance": 5.0}, "has its mode 5.0 times as far"),
         ({"check": Check(0.5, 0.2), "distance": 3.0}, None),  # by the noise of the check it may be nothing
-        ({"check": Check(0.5, 0.05), "distance": 3.0, "mode": "residual", "centred": False}, None),  # it is tested
+        (
+            {"check": Check(0.5, 0.05), "distance": 3.0, "disagreement": 0.4, "mode": "residual", "centred": False},
+            None,  # it is tested
+        ),
         ({"check": Check(0.01, 0.01), "distance": 1.0, "unseen": 0.2}, "20% of the rows may pass for none"),
         ({"check": Check(0.01, 0.01), "distance": 1.0, "centred": False}, "5% of the rows may pass for none"),
         ({"check": Check(0.01, 0.01), "distance": 1.0, "centred": False, "unseen": 0.03}, None),
@@ -449,6 +452,15 @@ def test_curvatures_that_disagree_beyond_their_noise_are_told(curvature, noise, 
     # Half of the difference, less twice the largest eigenvalue of its noise, in two dimensions about 2 / sqrt(2) of it.
     expected = (curvature - 1) / 2 - 4 * noise / np.sqrt(2) if disagree else 0.0
     assert preparation.disagreement(together, here) == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_curvature_that_is_raised_above_its_noise_does_not_disagree_with_itself():
+    frame = Frame(np.zeros(2), np.eye(2))
+    here = preparation.Round(frame, np.zeros(2), 0.1, np.diag([1.0, -0.2]), 0.5, np.ones(2), True)
+    for earlier in ([], [here._replace(curvature_scale=5.0)]):
+        together = combine(here, earlier)
+        assert np.linalg.norm(together.curvature - here.curvature, 2) > 0.9
+        assert preparation.disagreement(together, here) < 0.05
 
 
 def test_a_table_in_which_few_rows_are_seen_is_doubted():

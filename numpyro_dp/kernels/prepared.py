@@ -502,7 +502,7 @@ def _doubts(result: Prepared) -> list[str]:
             "astray, and a scale may be too small. A larger eps, fewer parameters or more rows would help; "
             "`numpyro_dp.rehearse` shows how often it does"
         )
-    if result.disagreement is not None and result.disagreement > DISAGREE:
+    if result.mode == "surrogate" and result.disagreement is not None and result.disagreement > DISAGREE:
         doubts.append(
             f"the curvature of the log likelihood that was released last is {result.disagreement:.2g} times the "
             "posterior's precision, beyond the noise, from that of all releases together: where they were made, no "

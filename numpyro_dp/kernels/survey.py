@@ -263,7 +263,8 @@ def row_gradient(cut: Cut, frame: Frame, row: tuple) -> jax.Array:
 CENTRE_DRAWS = 8
 """Outcomes that are drawn for a row; they add less than an eighth of what the clip takes of the score's variance."""
 CENTRE_STEPS = 3
-"""In which the equation for what is given back is solved; one leaves a scale 7 standard deviations off, three .9."""
+"""In which the equation for what is given back is solved. Of 400,000 rows one leaves a scale 7.5 standard deviations
+off, three .7."""
 
 
 def centred_gradient(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number: jax.Array) -> jax.Array:
