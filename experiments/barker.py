@@ -232,7 +232,7 @@ def _draw_mixture(records: list[Record], path: Path) -> None:
                 marker = "*" if record["key"]["method"] == OURS else "x"
                 axes[0, -1].plot(record["eps_spent"], record[name], marker, color=color)
     axes[0, -1].set(xlabel="eps", ylabel="error / posterior sd", xscale="log", yscale="log")
-    axes[0, -1].set_title("mean (blue), sd (orange);\nlines: DP-Barker, crosses: DP-SGLD, stars: ours", fontsize=9)
+    axes[0, -1].set_title("mean (blue), sd (orange); lines: DP-Barker,\ncrosses: DP-SGLD, stars: ours", fontsize=9)
     runs.save(figure, path)
 
 

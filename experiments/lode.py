@@ -351,7 +351,7 @@ def _draw_figure_6_7(records: list[Record], path: Path) -> None:
             axis.plot([friction for (friction,) in by_friction], values, "o-", label=f"beta = {beta:g}")
             axis.set(xlabel="friction C", ylabel=label)
     axes[2].set(yscale="log", title="by the thesis' account")
-    axes[0].legend(fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=8)
     runs.save(figure, path)
 
 
