@@ -9,7 +9,10 @@ here, by name, before the model is run.
 
 import dataclasses
 import inspect
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -37,7 +40,25 @@ def quote(names: Iterable[str]) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}{describe_place(error)}"
+
+
+def describe_place(error: Exception) -> str:
+    """The line of the user's code in which an error was raised, in brackets; nothing if there is none."""
+    lines = zip(traceback.walk_tb(error.__traceback__), traceback.extract_tb(error.__traceback__), strict=True)
+    theirs = [line for (frame, _), line in lines if _is_theirs(str(frame.f_globals.get("__name__")), line.filename)]
+    if not theirs:
+        return ""
+    code = f": `{theirs[-1].line}`" if theirs[-1].line else ""
+    return f" (line {theirs[-1].lineno} of {Path(theirs[-1].filename).name}{code})"
+
+
+def _is_theirs(module: str, file: str) -> bool:
+    return module.partition(".")[0] not in _NOT_THEIRS and not _INSTALLED & set(Path(file).parts)
+
+
+_INSTALLED = {"site-packages", "dist-packages"}
+_NOT_THEIRS = sys.stdlib_module_names | {"numpyro_dp", "numpyro", "jax", "jaxlib", "numpy", "funsor"}
 
 
 @dataclasses.dataclass(frozen=True)

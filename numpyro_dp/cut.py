@@ -49,7 +49,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from numpyro_dp.arguments import NO_VALUE, canonical
 from numpyro_dp.model import SeparableModel
-from numpyro_dp.synthetic import _SYNTHETIC_VALUES, _TOLERANCE, _synthetic
+from numpyro_dp.synthetic import TOLERANCE, synthetic_rows
 from numpyro_dp.tracing import Shape
 
 __all__ = ["Cut", "find_cut"]
@@ -527,10 +527,7 @@ def _check(
     noise = _FURTHER * rng.normal(size=pick.shape)
     draws = rng.normal(size=(_DRAWS + _WILD_DRAWS, graph.num_params))
     draws[_DRAWS:] *= _WILD
-    tables = [
-        [_synthetic(a, _ROWS, kind, rng)[:, None] for a in separated.private_arguments()] for kind in _SYNTHETIC_VALUES
-    ]
-    rows = tuple(np.concatenate(columns) for columns in zip(*tables, strict=True))
+    rows = synthetic_rows(separated.private_arguments(), _ROWS, rng)
     # Public arrays that are traced have no value here.
     public = [np.ones(x.shape, canonical(x.dtype)) if isinstance(x, NO_VALUE) else np.asarray(x) for x in public]
 
@@ -575,7 +572,7 @@ def _blame(graph: _Graph, phi: _Phi, numbers: _Numbers) -> set[int]:
     # Rows whose density overflows further out say nothing.
     finite = np.all(np.isfinite(numbers.by_z), 0)
     by_z, by_phi = numbers.by_z[:_DRAWS, finite], numbers.by_phi[:, finite]
-    tolerance = _TOLERANCE[max(4, by_z.dtype.itemsize)] * (1 + np.abs(by_z))
+    tolerance = TOLERANCE[max(4, by_z.dtype.itemsize)] * (1 + np.abs(by_z))
     well = finite.any() and np.all(np.isfinite(by_phi)) and np.all(np.abs(by_phi[:_DRAWS] - by_z) <= tolerance)
     return set() if well and not tied.any() else set(phi.values)
 

@@ -66,6 +66,7 @@ from numpyro_dp.tracing import (
     Site,
     abstract_trace,
     draw_outcomes,
+    explained_errors,
     first_available_dim,
     fix_latents,
     keep_sites,
@@ -207,7 +208,7 @@ class SeparableModel:
     def log_prior(self, args: tuple, kwargs: dict) -> Callable[[jax.Array], jax.Array]:
         """The function ``flat z -> log p(z)``, Jacobians of the transforms included. Sees no private argument."""
         return traced(
-            lambda args, kwargs, z: -potential_energy(self._prior_model, args, kwargs, self.unravel(z)),
+            lambda args, kwargs, z: -potential_energy(self.prior_model, args, kwargs, self.unravel(z)),
             *self.without_private(args, kwargs),
         )
 
@@ -215,7 +216,7 @@ class SeparableModel:
         """The function that maps one unconstrained draw to the sites that are released."""
 
         def constrain(args: tuple, kwargs: dict, z: Params) -> dict[str, jax.Array]:
-            sites = constrain_fn(self._prior_model, args, kwargs, z, return_deterministic=True)
+            sites = constrain_fn(self.prior_model, args, kwargs, z, return_deterministic=True)
             return {name: value for name, value in sites.items() if name not in self.dropped_sites}
 
         return traced(constrain, *self.without_private(args, kwargs))
@@ -232,7 +233,7 @@ class SeparableModel:
         def find(args: tuple, kwargs: dict, key: jax.Array) -> tuple[Params, jax.Array]:
             (params, _, _), is_valid = find_valid_initial_params(
                 key,
-                self._prior_model,
+                self.prior_model,
                 init_strategy=init_strategy,
                 model_args=args,
                 model_kwargs=kwargs,
@@ -257,7 +258,8 @@ class SeparableModel:
         return jax.tree.unflatten(treedef, replaced)
 
     @property
-    def _prior_model(self) -> Callable:
+    def prior_model(self) -> Callable:
+        """The model beside a single row, with the densities of the row's sites left out."""
         # Any value of the discrete latents will do: nothing that the prior is made of depends on them.
         model = fix_latents(self.model, dict.fromkeys(self.row_latents, 0.0))
         return keep_sites(model, lambda name: name not in self.row_sites, self.row_plates, 1)
@@ -315,7 +317,8 @@ def separate(
     if not any(a.shape for a in named):
         raise_if(list_problems(model, args, kwargs, None))
 
-    full = abstract_trace(model, args, kwargs)
+    with explained_errors(named):
+        full = abstract_trace(model, args, kwargs)
     sites, named = full.sites, mark_chosen(named, private_args)
     num_rows, plate = find_rows(full, named, row_plate)
     raise_if(list_problems(model, args, kwargs, num_rows))

@@ -30,7 +30,17 @@ from numpyro.handlers import block, condition, infer_config, seed, substitute, t
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.primitives import Messenger
 
-from numpyro_dp.arguments import UnsupportedModelError, abstract, is_array, quote, raise_if, shape_of, take_arrays
+from numpyro_dp.arguments import (
+    Argument,
+    UnsupportedModelError,
+    abstract,
+    describe_place,
+    is_array,
+    quote,
+    raise_if,
+    shape_of,
+    take_arrays,
+)
 
 Params = dict[str, jax.Array]
 Sites = dict[str, "Site"]  # in the order of the model
@@ -65,6 +75,21 @@ class FullTrace:
     subsampled: dict[str, tuple[int, int]]  # plate: its size, and how many members it draws
     constants: set[Shape]  # of the arrays that come from no argument
     control_flow: bool  # whether the model runs NumPyro's `scan` or `cond`
+
+
+@contextlib.contextmanager
+def explained_errors(arguments: Sequence[Argument]) -> Iterator[None]:
+    """What the model raises while it is traced: with a note on its arguments, or as a refusal if it needs values."""
+    try:
+        yield
+    except UnsupportedModelError:
+        raise
+    except Exception as error:
+        if needs_values(error):
+            raise UnsupportedModelError([branches_on_values(error)]) from None
+        shapes = ", ".join(f"'{a.name}' {a.shape}" for a in arguments if a.shape is not None)
+        error.add_note(f"numpyro_dp was tracing the model{describe_place(error)}; its array arguments are {shapes}")
+        raise
 
 
 def abstract_trace(model: Callable, args: tuple, kwargs: dict) -> FullTrace:
@@ -173,14 +198,7 @@ def _prototype(model: Callable, merge: Callable, shapes_in: list) -> tuple[dict,
             {name: s["value"] for name, s in sites.items() if kinds.get(name) == "discrete"},
         )
 
-    try:
-        shapes = jax.eval_shape(latents, shapes_in)
-    except Exception as error:
-        if not needs_values(error):
-            shapes = ", ".join(str(tuple(x.shape)) for x in shapes_in)
-            error.add_note(f"numpyro_dp was tracing the model; the shapes of its array arguments are {shapes}")
-            raise
-        raise UnsupportedModelError([branches_on_values(error)]) from None
+    shapes = jax.eval_shape(latents, shapes_in)
     prototype, discrete = ({name: np.zeros(s.shape, s.dtype) for name, s in group.items()} for group in shapes)
     if not sum(x.size for x in prototype.values()):
         beside = f" beside the discrete {quote(discrete)}" if discrete else ""
@@ -248,7 +266,7 @@ def needs_values(error: Exception) -> bool:
 
 def branches_on_values(error: Exception) -> str:
     return (
-        f"the model needs the values of an array argument in Python ({type(error).__name__}): a branch, an index, a "
+        f"the model needs the values of an array argument in Python{describe_place(error)}: a branch, an index, a "
         "size such as `len(np.unique(g))`, or a NumPy function applied to it. Compute sizes beforehand and pass them "
         "as numbers; use jax.numpy, `jnp.where` or `handlers.mask` instead of Python branches"
     )

@@ -1,6 +1,7 @@
 """`separate`: the two halves give NumPyro's model back, rows are isolated, and what has no such form is refused."""
 
 import functools
+import re
 import subprocess
 import sys
 import types
@@ -627,7 +628,7 @@ def test_table_as_a_matrix():
         b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
         numpyro.sample("y", dist.Normal(jnp.linalg.qr(X)[0] @ b, 1.0), obs=y)
 
-    _assert_refused(model, "cannot be evaluated on a single row", "decompose the table")
+    _assert_refused(model, "cannot be evaluated on a single row", "jnp.linalg.qr(X)[0] @ b", "decompose the table")
 
 
 def test_time_series_over_rows():
@@ -899,7 +900,8 @@ def test_values_used_in_python(kind):
         mu = numpyro.sample("mu", dist.Normal(0, 1))
         numpyro.sample("y", dist.Normal(mu, 1.0 + _IN_PYTHON[kind](g)), obs=y)
 
-    _assert_refused(model, "needs the values of an array argument in Python", "beforehand", args=(y, g))
+    _assert_refused(model, "needs the values of an array argument in Python (line ", "beforehand", args=(y, g))
+    assert re.search(rf'\(line \d+ of test_model.py: `"{kind}": lambda g: .*`\)', _refusal(model, (y, g), None))
 
 
 # -- Refusals: what is a row? ------------------------------------------------------------------------------------------
