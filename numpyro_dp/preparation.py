@@ -21,7 +21,8 @@ logistic, Poisson, negative binomial and Student-t regressions, where the optimu
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -36,6 +37,7 @@ from numpyro_dp.ledger import PrivacyBudgetError
 from numpyro_dp.planning import (
     MAX_CURVATURE_NOISE,
     MAX_UNSEEN,
+    ROUGH_ERROR,
     TYPICAL_CLIP,
     curvature_noise,
     released_error,
@@ -44,6 +46,7 @@ from numpyro_dp.planning import (
     walk_draws,
 )
 from numpyro_dp.surrogate import Surrogate
+from numpyro_dp.symmetry import Symmetry
 
 WIDE = Grid(2.0, 6)
 NARROW = Grid(2**0.125, 7, no_rows=4.0)
@@ -512,6 +515,45 @@ def start_near(
     return start, np.linalg.inv(root.T @ root)
 
 
+class Mirror(NamedTuple):
+    """Other parameters at which prior and likelihood are the same as where the draws are.
+
+    :ivar what: what is exchanged or changes its sign.
+    :ivar distance: how far they are, in standard deviations of the released likelihood.
+    """
+
+    what: str
+    distance: float
+
+
+def find_mirror(symmetries: Sequence[Symmetry], cut: Cut, surrogate: Surrogate, start: np.ndarray) -> Mirror | None:
+    """The posterior's hump that is furthest from the one that was released, if any is so far that they do not merge.
+
+    Two places whose middle the posterior is around are apart by noise only: in k coordinates about ``2 sqrt(k)``.
+
+    :param start: unconstrained parameters near the posterior.
+    """
+
+    def coordinates(z: np.ndarray) -> np.ndarray:
+        return np.asarray(cut.coordinates(jnp.asarray(z, jnp.result_type(float))), float)
+
+    if not symmetries:
+        return None
+    here, found = coordinates(start), []
+    of_noise = np.linalg.pinv(surrogate.curvature + surrogate.score_covariance, hermitian=True)
+    for symmetry in symmetries:
+        way = coordinates(symmetry.image(start)) - here
+        changed = np.sum(np.abs(way) > 1e-4 * np.abs(here))
+        slope = surrogate.curvature @ np.linalg.solve(surrogate.frame.whitening, way)
+        distance = math.sqrt(max(slope @ of_noise @ slope, 0.0))
+        if distance > 2 * (math.sqrt(changed) + _APART):
+            found.append(Mirror(symmetry.what, distance))
+    return max(found, key=lambda mirror: mirror.distance, default=None)
+
+
+_APART = 2.0
+
+
 def unseen_share(num_rows: int, rho: float, options: Preparation) -> float:
     """Share of the rows that a search for clip bounds may take for none, by public numbers only.
 
@@ -568,4 +610,20 @@ def require_hope(size: int, num_rows: float, rho: float, options: Preparation, e
             f"the {size} numbers in which this model's parameters meet the data. Nothing was released. DPHMC can do "
             "with less: it releases the likelihood once. Or raise eps, temper the likelihood (n0, power), or go on all "
             "the same with `prepare=Preparation(force=True)`"
+        )
+
+
+def warn_if_blurred(size: int, num_rows: float, rho: float, options: Preparation, eps: float) -> None:
+    """Warn of a release whose noise will leave little of the posterior, by public numbers only.
+
+    :param size, num_rows, rho: as in `require_hope`.
+    """
+    shift = released_error(size, num_rows, rho)
+    if options.mode != "walk" and shift > ROUGH_ERROR:
+        warnings.warn(
+            f"eps={eps:g} with {num_rows:.6g} rows will give a blurred posterior of the {size} numbers in which this "
+            f"model's parameters meet the data: noise shifts it by about {shift:.2g} of its standard deviations, and "
+            f"makes it about {math.hypot(1, shift):.2g} times as wide. `numpyro_dp.plan` says from which eps or number "
+            "of rows on it works",
+            stacklevel=2,
         )

@@ -31,7 +31,7 @@ Array = Any  # JAX's where it is computed, NumPy's where it is compared
 _FEW = 3  # rows; small enough to be cheap, and neither one row nor (in practice) all of them
 _CANDIDATES = 24
 _AT_PRIOR = " at the prior"
-_TOLERANCE = {4: 2e-4, 8: 1e-9}  # by the number of bytes of a float
+TOLERANCE = {4: 2e-4, 8: 1e-9}  # by the number of bytes of a float
 
 
 def check_on_synthetic_rows(
@@ -127,7 +127,7 @@ def _differ(whole: Array, by_row: Array, magnitude: Array, slack: float = 1.0) -
     """Whether two densities differ by more than rounding. Where neither is finite, nothing can be said."""
     if not (np.isfinite(whole) and np.isfinite(by_row)):
         return bool(np.isfinite(whole))  # the rows make sense only together
-    return bool(abs(whole - by_row) > slack * _TOLERANCE[max(4, whole.dtype.itemsize)] * (1 + magnitude))
+    return bool(abs(whole - by_row) > slack * TOLERANCE[max(4, whole.dtype.itemsize)] * (1 + magnitude))
 
 
 def _explain_mismatch(site: Site, size: int, whole: Array, by_row: Array) -> str:
@@ -313,6 +313,12 @@ _SYNTHETIC_VALUES: dict[str, Callable] = {
 def _covariances(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     root = rng.normal(size=shape)
     return root @ np.swapaxes(root, -1, -2) + np.eye(shape[-1])
+
+
+def synthetic_rows(arguments: Sequence[Argument], size: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """So many rows of each kind, as tables of one row, stacked: an array of shape (rows, 1, ...) for each argument."""
+    tables = [[_synthetic(a, size, kind, rng)[:, None] for a in arguments] for kind in _SYNTHETIC_VALUES]
+    return tuple(np.concatenate(columns) for columns in zip(*tables, strict=True))
 
 
 def _synthetic(argument: Argument, size: int, kind: str, rng: np.random.Generator) -> np.ndarray:

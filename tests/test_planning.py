@@ -16,6 +16,7 @@ from scipy import stats
 from numpyro_dp import DPHMC, MCMC, DPPenalty, plan
 from numpyro_dp.accounting import gaussian_rho, noise_multiplier_for
 from numpyro_dp.planning import DOUBTFUL_ERROR, best_leapfrog, best_walk, most_draws, penalty_walk
+from numpyro_dp.preparation import Preparation, warn_if_blurred
 
 SAMPLERS = ("DPHMC", "DPPenalty", "DPPenalty(prepare=False)", "DPHMC(prepare=False)")
 
@@ -139,6 +140,16 @@ def test_numbers_out_of_range_are_refused(options, message):
 
 
 HOPELESS = re.compile("will hardly move: .*pays for about .* effective draws")
+
+
+def test_a_preparation_warns_before_it_blurs_the_posterior():
+    """Where `plan` says that it is hopeless, and it is not refused."""
+    options = Preparation().resolved(12, 4526, 1.0, rho := gaussian_rho(1.0, 2.2e-5))
+    assert plan(4526, 12, 1.0, 2.2e-5)["DPHMC"].verdict == "hopeless"
+    with pytest.warns(UserWarning, match=r"12 numbers .* about 1\.6 of its standard .* about 1\.8 times as wide"):
+        warn_if_blurred(12, 4526, rho, options, 1.0)
+    assert plan(6000, 12, 1.0)["DPHMC"].verdict == "rough"
+    warn_if_blurred(12, 6000, gaussian_rho(1.0, 0.1 / 6000), options, 1.0)  # a warning would be an error
 
 
 @pytest.mark.parametrize("make", [DPPenalty, DPHMC])

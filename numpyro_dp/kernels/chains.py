@@ -34,7 +34,7 @@ from numpyro_dp.kernels.base import Algorithm, Step, Transition
 from numpyro_dp.kernels.penalty_test import accept_with_penalty
 from numpyro_dp.kernels.survey import Frame, distance, residual_distance, row_residual
 from numpyro_dp.kernels.target import Draw, PrivateTarget, Released
-from numpyro_dp.preparation import Check
+from numpyro_dp.preparation import Check, Mirror
 from numpyro_dp.surrogate import Surrogate
 
 
@@ -60,6 +60,7 @@ class Prepared(NamedTuple):
         where the number of rows is not public.
     :ivar disagreement: between the curvature that was released last and that of all releases together, beyond their
         noise, where the posterior's precision is about 1; see `numpyro_dp.preparation.disagreement`. None in "walk".
+    :ivar mirror: another hump of the posterior, of which the draws show nothing; None if none was found, and in "walk".
     """
 
     mode: str
@@ -76,6 +77,7 @@ class Prepared(NamedTuple):
     centred: bool = False
     unseen: float = 0.0
     disagreement: float | None = None
+    mirror: Mirror | None = None
 
 
 class Chain(Algorithm):

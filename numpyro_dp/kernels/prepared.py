@@ -41,6 +41,7 @@ from numpyro_dp.preparation import (
     check,
     final_releases,
     final_stages,
+    find_mirror,
     locate,
     preparation_releases,
     require_hope,
@@ -48,8 +49,10 @@ from numpyro_dp.preparation import (
     rough_normal,
     start_near,
     unseen_share,
+    warn_if_blurred,
 )
 from numpyro_dp.sharding import Layout
+from numpyro_dp.symmetry import Symmetry, find_symmetries
 
 RESERVE = "reserve"
 SLOPE_GRID = Grid(2.0**0.5, 6)
@@ -249,9 +252,10 @@ class PreparedKernel(DPKernel):
         assert options is not None
         cut = _cut_of_units(separated, args, kwargs)
         if not options.force and plan.num_rows is not None:
-            rho = _rho(plan.kinds)
-            require_hope(cut.size, plan.num_rows / self._power(separated.num_rows), rho, options, plan.eps)
+            rho, counted = _rho(plan.kinds), plan.num_rows / self._power(separated.num_rows)
+            require_hope(cut.size, counted, rho, options, plan.eps)
             require_sight(plan.num_rows, rho, options, plan.eps)
+            warn_if_blurred(cut.size, counted, rho, options, plan.eps)
         counts = {kind: sum(shares.counts) for kind, shares in preparation_releases(options).items()}
         self._ledger.require(counts, 1, None, "the preparation")
         survey = Survey(self._target(separated, args, kwargs), cut)
@@ -261,11 +265,11 @@ class PreparedKernel(DPKernel):
         guess = self._public_guess(separated, z_prior)
         prior = rough_normal(_map(cut.coordinates, z_draws))
         near = prior if guess is None else rough_normal(_map(cut.coordinates, guess))
-        return _Search(options, survey, z_prior, prior, near)
+        return _Search(options, survey, z_prior, prior, near, find_symmetries(separated, args, kwargs, z_draws))
 
     def _search(self, search: "_Search") -> Prepared:
         """Ask the table, and decide by its noisy answers."""
-        options, survey, z_prior, prior, near = search
+        options, survey, z_prior, prior, near, _ = search
         cut, rho = survey.cut, _rho(self._ledger.plan.kinds)
         frame, rounds = locate(survey, near, self._draw_for, options, rho)
         found = check(survey, frame, rounds[-1], self._draw_for)
@@ -280,6 +284,7 @@ class PreparedKernel(DPKernel):
             frame = surrogate.frame
         slope, step = self._proposals(mode, survey, frame, last.bounds) if mode != "surrogate" else (None, 1.0)
         start, covariance = start_near(cut, frame, surrogate, z_prior)
+        mirror = None if surrogate is None else find_mirror(search.symmetries, cut, surrogate, start)
         return Prepared(
             mode,
             found,
@@ -295,6 +300,7 @@ class PreparedKernel(DPKernel):
             mode != "walk" and last.centred,
             0.0 if (num_rows := self._ledger.plan.num_rows) is None else unseen_share(num_rows, rho, options),
             disagreement,
+            mirror,
         )
 
     def _make_chain(self, prepared: Prepared, cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict) -> Chain:
@@ -442,6 +448,7 @@ class _Search(NamedTuple):
 
     :ivar z_prior, prior: in unconstrained parameters, and in the cut's coordinates.
     :ivar near: where to start, in the latter.
+    :ivar symmetries: of the joint density.
     """
 
     options: Preparation
@@ -449,6 +456,7 @@ class _Search(NamedTuple):
     z_prior: NormalPrior
     prior: NormalPrior
     near: NormalPrior
+    symmetries: list[Symmetry]
 
 
 def _cut_of_units(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
@@ -493,6 +501,13 @@ def _doubts(result: Prepared) -> list[str]:
             f"the released likelihood has its mode {result.distance:.1f} times as far from where it was expanded as "
             "its noise explains, and a quadratic may not reach so far. A larger eps, a public start and scales "
             "(`Preparation`), or fewer parameters would help"
+        )
+    if result.mirror is not None:
+        apart = f"about {result.mirror.distance:.0f}" if result.mirror.distance < 1000 else "more than 1,000"
+        doubts.append(
+            f"prior and likelihood are the same where {result.mirror.what}: the posterior has a hump for each, {apart} "
+            "of its standard deviations apart, and the draws show one of them. Say in the model which is which (by a "
+            "prior that is ordered or positive), or use only what is the same at both"
         )
     clipped_plainly = result.mode == "surrogate" and not result.centred
     if result.mode != "walk" and result.unseen * (UNCENTRED if clipped_plainly else 1) > DOUBTFUL_UNSEEN:
