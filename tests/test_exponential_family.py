@@ -515,7 +515,7 @@ def posterior_draws(model, table, bounds=None, eps=4000.0, num_samples=3000):
 
 @pytest.mark.slow
 def test_normal_posterior():
-    draws = posterior_draws(normal, Y, BOUNDS)
+    draws = posterior_draws(normal, Y, BOUNDS, eps=20000.0, num_samples=6000)
     mu, log_sigma = np.meshgrid(np.linspace(-2, 4, 400), np.linspace(-0.5, 1.5, 400), indexing="ij")
     sigma = np.exp(log_sigma)
     log_density = stats.norm(0, 3).logpdf(mu) + stats.norm(0, 1).logpdf(log_sigma)
