@@ -119,11 +119,12 @@ def find_symmetries(separated: SeparableModel, args: tuple, kwargs: dict, prior_
         here, there, between = jax.device_get(compiled(z, stacked))
 
     def image_by(change: _Change) -> Callable[[np.ndarray], np.ndarray]:
-        image = jax.jit(lambda z: unconstrained(unravel(change(ravel_pytree(constrained(z))[0]))))
+        # Compiled now: by the time that an image is asked for, the budget is spent.
+        image = jax.jit(lambda z: unconstrained(unravel(change(ravel_pytree(constrained(z))[0])))).lower(z[0]).compile()
 
         def of(z: np.ndarray) -> np.ndarray:
             with jax.debug_nans(False), jax.debug_infs(False):
-                return np.asarray(image(jnp.asarray(z, dtype)), float)
+                return np.asarray(image(np.asarray(z, dtype)), float)
 
         return of
 
