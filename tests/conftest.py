@@ -19,6 +19,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from hypothesis import settings
+
+# The same examples in each run: what fails is what was changed. `--hypothesis-profile=search` looks for new ones.
+settings.register_profile("everyday", derandomize=True, deadline=None)
+settings.register_profile("search", deadline=None)
+settings.load_profile("everyday")
 
 _MOST_MAPPINGS = 20_000
 

@@ -147,7 +147,7 @@ def test_iterations_of_the_published_hmc_runs(ratio, grad, num_steps, eps, fresh
         assert math.floor(gaussian_rho(eps, 1e-6) / rho) == iterations
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(eps=st.floats(1e-4, 500), log_delta=st.floats(-16, -1))
 def test_conversions_round_to_the_safe_side(eps, log_delta):
     delta = 10**log_delta
@@ -159,7 +159,7 @@ def test_conversions_round_to_the_safe_side(eps, log_delta):
     assert rdp_eps(delta, rho) <= zcdp_eps(delta, rho) * (1 + 1e-6)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(rho=st.floats(1e-6, 50), count=st.integers(1, 10**7))
 def test_noise_multiplier_never_overspends(rho, count):
     multiplier = noise_multiplier_for(rho, count)
@@ -506,7 +506,7 @@ def rows_strategy(number):
     return st.lists(st.sampled_from([-1.0, -0.4, 0.0, 0.3, 1.0]), min_size=number, max_size=number).map(np.array)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(rows=rows_strategy(3), old=st.sampled_from([-1.0, 0.5, 1.0]), new=st.sampled_from([-1.0, 0.0, 1.0]))
 @pytest.mark.parametrize("max_batch_size", [10**9, 2])
 def test_poisson_batches_against_the_definition(max_batch_size, rows, old, new):
@@ -532,7 +532,7 @@ def test_poisson_batches_attain_the_profile():
     np.testing.assert_allclose(exact, mechanism.profiles(REPLACE)[0](EPS), rtol=1e-4, atol=1e-12)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(rows=rows_strategy(5), old=st.sampled_from([-1.0, 0.5, 1.0]), new=st.sampled_from([-1.0, 0.0, 1.0]))
 def test_fixed_batches_against_the_definition(rows, old, new):
     sd, size = 1.2, 2
@@ -550,7 +550,7 @@ def test_fixed_batches_against_the_definition(rows, old, new):
     assert exact[3] > 1.2 * PoissonGaussian(sd / 2, size / 6).profiles(REPLACE)[0](EPS)[3]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rows=rows_strategy(5),
     old=st.sampled_from([-1.0, 0.5, 1.0]),

@@ -142,10 +142,10 @@ def prepared(mode="surrogate"):
     return DPHMC(model, eps=2.0, delta=DELTA, prepare=Preparation(mode=mode, force=True))
 
 
-def audit_of_preparations(trials=400):
+def audit_of_preparations():
     rows = np.random.default_rng(0).normal(size=3000).astype(np.float32)
     one, other = (np.append(rows, np.float32(far)) for far in (1e4, -1e4))
-    return run(prepared, one, other, trials=trials)
+    return run(prepared, one, other, trials=400)
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_a_whole_preparation_stays_below_its_claim():
 def test_less_noise_in_a_preparation_is_noticed(monkeypatch):
     """An eighth of it: half of it would take 1500 runs at this confidence, and a quarter is missed in one of six."""
     monkeypatch.setattr(NoiseSource, "draw", noise_divided_by(8))
-    assert not audit_of_preparations(trials=250).holds
+    assert not audit_of_preparations().holds
 
 
 def test_chains_that_a_preparation_chooses_are_not_audited_with_it():

@@ -150,9 +150,9 @@ def _on_grid(log_density):
     return cells, width, weight / weight.sum()
 
 
-def exact_draws(grid, count):
+def exact_draws(grid, count, seed=None):
     cells, width, weight = grid
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(seed)
     return cells[rng.choice(len(cells), count, p=weight)] + width * rng.uniform(-0.5, 0.5, (count, 2))
 
 
@@ -164,7 +164,8 @@ def z_scores(draws, grid):
 
     def measures(z):
         x = (z - mean) / sd
-        return np.column_stack([x, x**2, x.prod(1), np.exp(-np.sum(x**2, 1)), np.sum(np.abs(x) ** 3, 1)])
+        far = np.sum(np.minimum(np.abs(x), 2.5) ** 3, 1)  # bounded: its average is nearly normal
+        return np.column_stack([x, x**2, x.prod(1), np.exp(-np.sum(x**2, 1)), far])
 
     of_cells, of_draws = measures(cells), measures(draws)
     expected = weight @ of_cells
@@ -230,7 +231,7 @@ CASES = {
 def assert_nothing_is_clipped(chain, power):
     """At pairs of the target's own draws: the largest change of a row per unit of distance is below the slope."""
     prepared = chain.prepared
-    z = exact_draws(_on_grid(functools.partial(stated_target, chain, power)), 2000)
+    z = exact_draws(_on_grid(functools.partial(stated_target, chain, power)), 2000, seed=0)
     u = jnp.asarray(np.linalg.solve(FRAME.whitening, (z @ SHEAR.T - FRAME.center).T).T)
     rows = tuple(jnp.asarray(part)[:, None] for part in (X, Y))
     frame, bounds = Frame(*map(jnp.asarray, FRAME)), jnp.asarray(prepared.bounds)
@@ -343,7 +344,7 @@ def test_nuts_finds_the_surrogate_posterior_from_afar():
     chain = chain_of("surrogate")
     chain.num_warmup = 150
     grid = _on_grid(functools.partial(stated_target, chain, 1.0))
-    start = jnp.asarray(0.3 * np.random.default_rng().normal(size=(200, 2)), jnp.result_type(float))
+    start = jnp.asarray(0.3 * np.random.default_rng().normal(size=(1000, 2)), jnp.result_type(float))
     grant = Grant(jnp.array(True), {})
 
     def whole(key, z):

@@ -74,7 +74,7 @@ def test_no_jump_no_contribution(value):
     assert released(scalar_sum([value, 1.0], jnp.zeros(())), None) == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     rows=st.lists(st.lists(st.sampled_from(HOSTILE), min_size=3, max_size=3), min_size=5, max_size=5),
     other=st.lists(st.sampled_from(HOSTILE), min_size=3, max_size=3),
@@ -89,7 +89,7 @@ def test_replacing_a_row_moves_the_sum_by_at_most_the_sensitivity(rows, other, b
         assert sum(int(c) ** 2 for c in np.atleast_1d(change)) <= sensitivity_steps("replace_one") ** 2
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     dimension=st.sampled_from([1, 2, 3, 20, 257]),
     log_size=st.floats(-30, 18),
@@ -206,7 +206,7 @@ def test_sums_by_blocks_are_those_of_single_rows(n, precision, monkeypatch):
     np.testing.assert_allclose(released(by_blocks(inside, 1.0), None), total, atol=1e-5 * n)  # unclipped: no bias
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     changed=st.lists(st.lists(st.sampled_from(HOSTILE), min_size=3, max_size=3), min_size=2, max_size=2),
     rest=st.sampled_from(["aligned", "random", "huge", "tiny", "mixed"]),

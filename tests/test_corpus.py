@@ -1695,7 +1695,7 @@ parts = {
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(**parts, seed=st.integers(0, 2**32 - 1))
 def test_generated_models_are_admitted_as_what_they_are(seed, **parts):
     with jax.enable_x64(True):
@@ -1704,7 +1704,7 @@ def test_generated_models_are_admitted_as_what_they_are(seed, **parts):
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(**parts, mixer=st.sampled_from(sorted(MIXERS)))
 def test_generated_models_that_mix_rows_are_refused(**parts):
     model, outcomes = generated(**parts), OUTCOMES[parts["outcome"]][1]

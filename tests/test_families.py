@@ -255,7 +255,7 @@ def test_no_row_goes_beyond_the_bound(name):
     bound = _bound(name, "float32")
     dtype, shape = bound.rows[0].dtype, bound.rows[0].shape[1:]
 
-    @settings(max_examples=20, deadline=None, database=None)
+    @settings(max_examples=20)
     @given(st.lists(st.one_of(st.sampled_from(HOSTILE), st.floats(width=32)), min_size=64, max_size=64))
     def check(values):
         values = np.resize(np.array(values, np.float32), (64, *shape))

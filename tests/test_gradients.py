@@ -155,7 +155,7 @@ def largest_move(place, x, y, group, bound, z, chunk=False):
     return max(moves)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     place=st.sampled_from([0, 255, 256, NUM_ROWS - 1]),
     x=st.lists(st.sampled_from(HOSTILE), min_size=D, max_size=D),
@@ -175,7 +175,7 @@ def one_row_sum(density, row, size, z, bound):
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     log_size=st.floats(-37, 37), log_slope=st.floats(-37, 37), log_bound=st.floats(-6, 6), seed=st.integers(0, 2**31)
 )

@@ -128,7 +128,7 @@ def run(make, table, *, stock, chain_method, progress_bar=False):
         "last_state": mcmc.last_state,
         "kernel": pickle.dumps(kernel),
         "prepared": pickle.dumps(getattr(kernel, "prepared", None)),
-        "text": re.sub(r"\d+\.\d+it/s|\d\d:\d\d|[\d.]+s/it", "", text.getvalue()),
+        "text": re.sub(r"\d\d:\d\d| *[\d.?]+(it/s|s/it)", "", text.getvalue()),
         "warnings": [str(w.message) for w in warned],
         "report": mcmc.sampler.privacy.to_json(),
         "arviz": {

@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from addresses import reserved_address
 from jax.experimental import io_callback
 
 from numpyro_dp.owners import JaxProcesses, LocalExchange, OwnersError
@@ -124,10 +124,12 @@ def test_callback_in_a_compiled_loop():
 
 
 def test_missing_owners_are_named_and_nothing_is_exchanged_afterwards():
-    group = checked(4, timeout=0.3)
+    group = checked(4)
+    for owner in group[:2]:
+        owner.timeout = 0.3
     start = time.monotonic()
     results = everyone(group[:2], lambda owner: owner.exchange(b"a", np.zeros(2, np.int64)))
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 5
     for error in results:
         assert isinstance(error, OwnersError)
         assert "owner 2 did not answer within 0.3 s; owner 3 did not answer within 0.3 s" in str(error)
@@ -137,7 +139,7 @@ def test_missing_owners_are_named_and_nothing_is_exchanged_afterwards():
     start = time.monotonic()
     with pytest.raises(OwnersError, match=r"owner 0 has left \(owner 2 did not answer within 0.3 s; owner 3"):
         group[2].exchange(b"b", np.zeros(2, np.int64))
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -259,28 +261,26 @@ def test_unconnected_process_is_told_how_to_connect():
 
 def run_processes(tmp_path, scenario, num_owners, timeout=60.0, num_devices=1, limit=90.0):
     """Real owners, killed after `limit` seconds: per owner the exit status, what it printed as JSON, and its log."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}",
     }
-    command = [sys.executable, "-W", "error", str(WORKER), scenario, address, str(num_owners)]
     processes, logs = [], []
-    try:
-        for index in range(num_owners):
-            logs.append(tmp_path / f"{scenario} {index}.log")
-            with logs[-1].open("w") as log, (tmp_path / f"{scenario} {index}.json").open("w") as out:
-                arguments = [*command, str(index), str(timeout)]
-                processes.append(subprocess.Popen(arguments, env=environment, stdout=out, stderr=log))
-        deadline = time.monotonic() + limit
-        statuses = [process.wait(max(0.1, deadline - time.monotonic())) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    with reserved_address() as address:
+        command = [sys.executable, "-W", "error", str(WORKER), scenario, address, str(num_owners)]
+        try:
+            for index in range(num_owners):
+                logs.append(tmp_path / f"{scenario} {index}.log")
+                with logs[-1].open("w") as log, (tmp_path / f"{scenario} {index}.json").open("w") as out:
+                    arguments = [*command, str(index), str(timeout)]
+                    processes.append(subprocess.Popen(arguments, env=environment, stdout=out, stderr=log))
+            deadline = time.monotonic() + limit
+            statuses = [process.wait(max(0.1, deadline - time.monotonic())) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
     outcomes = []
     for index in range(num_owners):
         lines = (tmp_path / f"{scenario} {index}.json").read_text().splitlines()
@@ -325,7 +325,7 @@ def test_dead_process_ends_the_others_in_time(tmp_path):
     assert statuses == [0, 0, -9], logs
     for outcome in outcomes[:2]:
         assert "owner 2 did not answer within 5 s" in outcome["error"]
-        assert outcome["seconds"] < 5 + 5
+        assert outcome["seconds"] < 5 + 25  # JAX itself would notice after 100
 
 
 def test_failed_process_ends_the_others_at_once(tmp_path):

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import owners_model
 import pytest
+from addresses import reserved_address
 
 from numpyro_dp import DPHMC, MCMC, DPPenalty
 from numpyro_dp.kernels.target import Draw, _add_up_with_others
@@ -33,26 +33,24 @@ def owners(tmp_path_factory):
         X = rng.uniform(-1, 1, (size, 2))
         tables.append((X, (rng.random(size) < 1 / (1 + np.exp(-X @ [1.0, -1.0]))).astype(int)))
         np.savez(directory / f"owner-{index}.npz", X=X, y=tables[-1][1])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     environment["PYTHONPATH"] = os.pathsep.join([str(WORKER.parent.parent), environment.get("PYTHONPATH", "")])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), address, str(len(SIZES)), str(index), str(directory)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for index in range(len(SIZES))
-    ]
-    try:
-        said = [process.communicate(timeout=300)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    with reserved_address() as address:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(WORKER), address, str(len(SIZES)), str(index), str(directory)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for index in range(len(SIZES))
+        ]
+        try:
+            said = [process.communicate(timeout=300)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
     assert [process.returncode for process in processes] == [0] * len(SIZES), "\n".join(said)
     return tables, [pickle.loads((directory / f"result-{index}.pkl").read_bytes()) for index in range(len(SIZES))]
 

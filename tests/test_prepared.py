@@ -365,7 +365,7 @@ def test_a_posterior_that_may_be_off_says_so(changes, message):
     """By warning and in the report: where the quadratic is known not to be good enough, and nothing better is paid."""
     kernel = surrogate(num_iterations=4)
     kernel.prepare(X, y=Y)
-    kernel._result = kernel.prepared._replace(**{"unseen": 0.05, "centred": True} | changes)
+    kernel._result = kernel.prepared._replace(**{"unseen": 0.05, "centred": True, "disagreement": 0.0} | changes)
     (said,) = _doubts(kernel.prepared) or (None,)
     assert said == message or message in said
     assert ("may be off" in kernel.privacy.posterior) == (message is not None)
@@ -474,7 +474,7 @@ def test_a_table_in_which_few_rows_are_seen_is_doubted():
 
 
 def test_a_warning_is_given_once_the_search_has_ended(monkeypatch):
-    kernel = DPHMC(model, eps=80.0, prepare=Preparation(mode="surrogate"))
+    kernel = DPHMC(model, eps=80.0, noise_seed=1, prepare=Preparation(mode="surrogate"))
     monkeypatch.setattr(prepared, "check", lambda *args: Check(0.9, 0.01))
     monkeypatch.setattr(prepared, "require_hope", lambda *args: None)
     kernel.require_budget(4, 1, (X,), {"y": Y}, 4)

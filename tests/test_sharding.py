@@ -4,7 +4,6 @@ import math
 import os
 import pickle
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from addresses import reserved_address
 
 from numpyro_dp import DPHMC, DPSGLD, MCMC, DPBarker, DPExponentialFamily, DPPenalty, Preparation
 from numpyro_dp.noise import NoiseSource
@@ -159,27 +159,25 @@ def count_noise():
 
 def test_two_processes_run_the_chain_of_one(tmp_path):
     """Each has half of the rows; the first one draws the noise, once, and both report what was released."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
     worker = Path(__file__).parent / "sharding_worker.py"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     environment["PYTHONPATH"] = os.pathsep.join([str(worker.parent.parent), environment.get("PYTHONPATH", "")])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(worker), address, "2", str(index), str(tmp_path)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=200)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    with reserved_address() as address:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(worker), address, "2", str(index), str(tmp_path)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for index in range(2)
+        ]
+        try:
+            said = [process.communicate(timeout=200)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
     assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
     first, second = (pickle.loads((tmp_path / f"result-{index}.pkl").read_bytes()) for index in range(2))
     np.testing.assert_array_equal(first["draws"], second["draws"])

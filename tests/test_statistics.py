@@ -359,16 +359,17 @@ def on_batches(batches, **options):
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (on_batches(PoissonBatches(rate=0.2)), 1.006),
-        (on_batches(FixedBatches(80)), 0.988),
-        (on_batches(PoissonBatches(rate=0.05)), 1.09),
-        (on_batches(FixedBatches(20)), 1.04),
-        (on_batches(PoissonBatches(rate=0.2), eps=None, noise_multiplier_ratio=1.0, clip_ratio=4.0), 1.006),
+        (on_batches(PoissonBatches(rate=0.2)), 1.007),
+        (on_batches(FixedBatches(80)), 1.003),
+        (on_batches(PoissonBatches(rate=0.05)), 1.078),
+        (on_batches(FixedBatches(20)), 1.030),
+        (on_batches(PoissonBatches(rate=0.2), eps=None, noise_multiplier_ratio=1.0, clip_ratio=4.0), 1.002),
     ],
     ids=["poisson", "fixed", "small_poisson", "small_fixed", "poisson_noise"],
 )
 def test_penalty_on_batches_has_the_variance_of_its_theory(make, expected):
-    found, error = variance_ratio(make, VALUES, POWER, chains=2000, iterations=50, discarded=20)
+    """As 200,000 chains of the same length have it, in NumPy with sums over real batches (known to .0015)."""
+    found, error = variance_ratio(make, VALUES, POWER, chains=2500, iterations=50, discarded=20)
     assert error < 0.02
     assert abs(found - expected) < 5 * error
 
@@ -376,15 +377,15 @@ def test_penalty_on_batches_has_the_variance_of_its_theory(make, expected):
 @pytest.mark.usefixtures("fast_callbacks")
 @pytest.mark.parametrize("corrected", [True, False])
 def test_penalty_on_batches_needs_its_variance_term(corrected, monkeypatch):
-    """Without it the variance ratio is 1.87 instead of 1.04 on batches of one row in 20."""
+    """Without it the variance ratio is 1.64 after so few iterations, not 1.03, on batches of one row in 20."""
     if not corrected:
         original = numpyro_dp.kernels.target.penalized_sum
         monkeypatch.setattr(
             numpyro_dp.kernels.target, "penalized_sum", lambda moments, weight, _: original(moments, weight, 0.0)
         )
-    found, error = variance_ratio(on_batches(FixedBatches(20)), VALUES, POWER, chains=400, iterations=40, discarded=20)
-    assert (found < 1.04 + 5 * error) == corrected
-    assert corrected or abs(found - 1.87) < 0.1 + 5 * error
+    found, error = variance_ratio(on_batches(FixedBatches(20)), VALUES, POWER, chains=1600, iterations=40, discarded=20)
+    assert abs(found - (1.03 if corrected else 1.64)) < 5 * error
+    assert error < 0.05
 
 
 def barker_on_batches(**options):
@@ -402,7 +403,7 @@ def barker_on_batches(**options):
     ids=["exponential", "logistic"],
 )
 def test_barker_on_small_batches_has_the_variance_of_the_posterior(make):
-    found, error = variance_ratio(make, SIGNS, 0.05, chains=2000, iterations=50, discarded=20)
+    found, error = variance_ratio(make, SIGNS, 0.05, chains=2500, iterations=50, discarded=20)
     assert error < 0.02
     assert abs(found - 1) < 5 * error
 
@@ -417,7 +418,7 @@ def test_barker_on_batches_must_count_the_noise_of_the_batch(monkeypatch):
         return original(moments._replace(second=moments.first**2 / moments.size), *others)
 
     monkeypatch.setattr(numpyro_dp.kernels.target, "release_batch_bit", with_full_noise)
-    found, error = variance_ratio(barker_on_batches(), SIGNS, 0.05, chains=2000, iterations=50, discarded=20)
+    found, error = variance_ratio(barker_on_batches(), SIGNS, 0.05, chains=8000, iterations=50, discarded=20)
     assert found > 1 + 5 * error
 
 

@@ -159,7 +159,7 @@ def test_sgnht_takes_up_the_sampling_noise_of_batches():
     common = {"step_size": h * WIDTH, "friction": 1 / WIDTH, "batch_size": PoissonBatches(rate=rate)}
     sampling = ((Y - MEAN) ** 2).sum() * (1 - rate) / rate / PRECISION
     heated = hamiltonian_variance(h, 1.0, 400, sampling)
-    found = variance_after(DPSGNHT(model, **options(**common, eps=float("inf"), num_iterations=8)), iterations=8)
+    found = variance_after(DPSGNHT(model, **options(**common, eps=float("inf"), num_iterations=20)), iterations=20)
     assert heated > 1.5
     assert found < 1 + (heated - 1) / 2
 

@@ -42,7 +42,7 @@ def test_the_sum_is_that_of_the_rows(without_noise):
     assert counted.value.shape == ()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(first=HOSTILE, second=HOSTILE, place=st.integers(0, N - 1), vector=st.booleans())
 def test_a_row_moves_the_sum_by_at_most_twice_its_bound(first, second, place, vector):
     with pytest.MonkeyPatch.context() as patch:

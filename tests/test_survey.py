@@ -463,7 +463,7 @@ def neighbours(relation, row, other):
 hostile_rows = st.lists(st.sampled_from(HOSTILE), min_size=M + 1, max_size=M + 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     relation=st.sampled_from(RELATIONS),
     row=hostile_rows,

@@ -247,7 +247,7 @@ def program():
 
 
 @pytest.mark.optimized
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 19), st.lists(hostile, min_size=10, max_size=10), st.floats(0.01, 10))
 def test_replacing_all_rows_of_a_unit_moves_a_clipped_sum_by_its_sensitivity_at_most(who, values, bound):
     changed = X.copy()
@@ -261,7 +261,7 @@ def test_replacing_all_rows_of_a_unit_moves_a_clipped_sum_by_its_sensitivity_at_
 
 
 @pytest.mark.optimized
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.integers(0, 19),
     st.lists(st.tuples(hostile, st.integers(0, N)), min_size=1, max_size=9),

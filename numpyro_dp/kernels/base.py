@@ -373,10 +373,11 @@ class DPKernel(MCMCKernel, Algorithm):
         return self._separate(model_args, model_kwargs).constrain(model_args, model_kwargs)
 
     def get_diagnostics_str(self, state: DPState) -> str:
+        accept_prob = float(state.mean_accept_prob)  # of a finished iteration: by now its releases are counted
         plan = self._ledger.plan
         made = sum(map(sum, self._ledger.spent().values())) / sum(sum(kind.counts) for kind in plan.kinds.values())
         budget = f"{made:.0%} of eps {plan.eps:.3g} spent" if plan.private else "not private"
-        return f"{budget}, acc. prob={state.mean_accept_prob:.2f}, step size {state.adapt_state.step_size:.2e}"
+        return f"{budget}, acc. prob={accept_prob:.2f}, step size {state.adapt_state.step_size:.2e}"
 
     # -- The budget --------------------------------------------------------------------------------------------------
 
