@@ -98,25 +98,26 @@ def find_symmetries(separated: SeparableModel, args: tuple, kwargs: dict, prior_
             return []
         changes = dict(_changes({name: x.shape for name, x in prototype.items()}))
 
-        def joint(v: jax.Array) -> tuple[jax.Array, jax.Array]:
-            """Log density of each row, then of the prior: not of z, whose volumes may differ. And z."""
-            z = unconstrained(unravel(v))
-            return jnp.append(of_rows(z), log_prior(unravel(v))), z
-
         def compare(z: jax.Array, changes: _Change) -> tuple:
+            """For each change: log densities at the images of `z`, of each row and then of the prior, and part of the
+            way there, of the rows. Of the prior's sites: the density of z differs by the volumes of its transforms.
+            """
             v = jax.vmap(lambda z: ravel_pytree(constrained(z))[0])(z)
 
             def by(change: _Change) -> tuple[jax.Array, jax.Array]:
-                there, image = jax.vmap(lambda v: joint(change(v)))(v)
-                return there, jax.vmap(of_rows)(z + _PART * (image - z))
+                values = jax.vmap(lambda v: unravel(change(v)))(v)
+                image = jax.vmap(unconstrained)(values)
+                there, between = jax.lax.map(jax.vmap(of_rows), jnp.stack([image, z + _PART * (image - z)]))
+                return jnp.column_stack([there, jax.vmap(log_prior)(values)]), between
 
-            return jax.vmap(joint)(v)[0], *jax.lax.map(by, changes)
+            return jax.lax.map(by, changes)
 
-        stacked = jax.tree.map(lambda *x: np.stack(x), *changes.values())
+        none = _Change(np.arange(flat.size), np.ones(flat.size), np.zeros(flat.size))
+        stacked = jax.tree.map(lambda *x: np.stack(x), none, *changes.values())
         # Compiled ahead of time, a function gives numbers even where this is being traced.
         compiled = jax.jit(compare).lower(z, stacked).compile()
     with jax.debug_nans(False), jax.debug_infs(False):  # many images are no parameters
-        here, there, between = jax.device_get(compiled(z, stacked))
+        (here, *there), (_, *between) = jax.device_get(compiled(z, stacked))
 
     def image_by(change: _Change) -> Callable[[np.ndarray], np.ndarray]:
         # Compiled now: by the time that an image is asked for, the budget is spent.
@@ -130,8 +131,8 @@ def find_symmetries(separated: SeparableModel, args: tuple, kwargs: dict, prior_
 
     return [
         Symmetry(what, image_by(change))
-        for k, (what, change) in enumerate(changes.items())
-        if _same(here, there[k]) and not _same(here[:, :-1], between[k])
+        for (what, change), image, part in zip(changes.items(), there, between, strict=True)
+        if _same(here, image) and not _same(here[:, :-1], part)
     ]
 
 

@@ -53,7 +53,8 @@ def compiled_once(monkeypatch):
         surveys[0]._target = target
         return surveys[0]
 
-    find_cut, prior_draws = numpyro_dp.kernels.prepared.find_cut, PreparedKernel._prior_draws
+    find_cut, find_symmetries = numpyro_dp.kernels.prepared.find_cut, numpyro_dp.kernels.prepared.find_symmetries
+    prior_draws = PreparedKernel._prior_draws
     found = functools.cache(lambda function: [])
 
     def once(function):
@@ -66,6 +67,7 @@ def compiled_once(monkeypatch):
 
     monkeypatch.setattr(numpyro_dp.kernels.prepared, "Survey", shared)
     monkeypatch.setattr(numpyro_dp.kernels.prepared, "find_cut", once(find_cut))
+    monkeypatch.setattr(numpyro_dp.kernels.prepared, "find_symmetries", once(find_symmetries))
     monkeypatch.setattr(PreparedKernel, "_prior_draws", once(prior_draws))
 
 

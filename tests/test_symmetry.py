@@ -210,8 +210,11 @@ WITH_SYMMETRIES = {
 MODELS = {entry.name: entry for entry in CASES} | GOOD
 
 
+WITHOUT = [name for name, entry in MODELS.items() if not getattr(entry, "marks", ()) and name not in WITH_SYMMETRIES]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, entry in MODELS.items() if not getattr(entry, "marks", ())])
+@pytest.mark.parametrize("name", [*sorted(WITH_SYMMETRIES), *WITHOUT[::3]])  # each third: that takes a minute
 def test_models_of_all_kinds_are_asked(name):
     entry = MODELS[name]
     options, kwargs = {k: v for k, v in entry.options.items() if k != "unit"}, getattr(entry, "kwargs", {})
