@@ -502,9 +502,9 @@ def assert_posterior(draws, grid, weights):
         assert abs(values.mean() - expected) < 5 * sd / np.sqrt(ess)
 
 
-def posterior_draws(model, table, bounds=None, eps=4000.0, num_samples=3000):
+def posterior_draws(model, table, bounds=None, eps=4000.0, num_samples=3000, **options):
     mcmc = run(
-        make(model, eps=eps, bounds=bounds, adapt_mass_matrix=True),
+        make(model, eps=eps, bounds=bounds, adapt_mass_matrix=True, **options),
         table=table,
         num_warmup=400,
         num_samples=num_samples,
@@ -573,7 +573,7 @@ def times(y):
 @pytest.mark.slow
 def test_gamma_posterior():
     values = np.clip(np.random.default_rng(4).gamma(2.0, 0.7, N), 0.05, 10)
-    draws = posterior_draws(times, values, (0.05, 10.0), eps=20000.0, num_samples=8000)
+    draws = posterior_draws(times, values, (0.05, 10.0), eps=20000.0, num_samples=8000, dense_mass=True)
     log_a, log_b = np.meshgrid(np.linspace(-0.5, 2, 500), np.linspace(-0.8, 2.2, 500), indexing="ij")
     a, b = np.exp(log_a), np.exp(log_b)
     log_density = stats.norm(0, 1).logpdf(log_a) + stats.norm(0, 1).logpdf(log_b)
