@@ -456,8 +456,8 @@ class Ledger:
                 noise = None
             indices = sizes = None
             if not isinstance(request.batches, AllRows):
-                generator = source.generator(b"batch\0" + nonce_of_kind)
-                drawn = [request.batches.draw(generator, num_rows) for _ in range(request.shape[0])]
+                words = source.words(b"batch\0" + nonce_of_kind)
+                drawn = [request.batches.draw(words, num_rows) for _ in range(request.shape[0])]
                 indices, sizes = np.stack([d[0] for d in drawn]), np.array([d[1] for d in drawn], np.int32)
             return Drawn(mechanism.noise_multiplier, noise, indices, sizes)
 

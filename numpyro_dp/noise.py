@@ -1,11 +1,13 @@
 """The one place that draws privacy noise, and the only way from private sums to released numbers.
 
-Noise is drawn on the host, in float64, from 64-bit words of the operating system's generator, and rounded to the grid
-of the sum that it hides. A clipped sum is a whole number of steps, so rounding the *noise* to whole steps equals
-rounding ``sum + noise``: what is released is a post-processed exact Gaussian release, with no floating-point trace of
-the sum in its last bits (Mironov 2012). Each normal is the inverse distribution function at one of 2**64 equidistant
-points, so its tail reaches 9 standard deviations on either side, in float32 programs too; the distance from the normal
-law is below 1e-18 per draw.
+Noise is drawn on the host, from 64-bit words of the operating system's generator, in whole steps of the grid of the sum
+that it hides: it is a normal number, rounded to whole steps, and each integer has exactly the probability that this law
+gives it (`numpyro_dp.exact_sampling`). A clipped sum is a whole number of steps, so that rounding the *noise* equals
+rounding ``sum + noise``: what is released is a post-processed Gaussian release of a real sum, with no floating-point
+trace of the sum or of the noise in it (Mironov 2012).
+
+Only `NoisySteps` leave: one integer for each number, in limbs that say nothing else, since `release` normalises them.
+What is made of them afterwards (`in_real_units`) is a function of that integer and of public numbers (P16).
 
 No key exists from which the noise could be drawn again. The exception is `NoiseSource` with a seed, for runs that must
 be reproducible; its guarantee holds only while nobody learns that seed, and if it is used for one run on one table.
@@ -13,15 +15,17 @@ Batches are drawn from the same source.
 """
 
 import hashlib
+import itertools
+import math
 import os
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import ndtri
 
 from numpyro_dp.clipping import GRID, ClippedMoments, ClippedSum, sensitivity_steps
+from numpyro_dp.exact_sampling import LOGISTIC, NORMAL, Words, rounded
 from numpyro_dp.mechanisms import BarkerBatch, LogisticBit, Mechanism
 
 _LIMB = 2**24
@@ -31,6 +35,17 @@ MAX_NOISE_MULTIPLIER = 2.0**25
 
 class GridNoise(NamedTuple):
     """Gaussian noise in whole steps of the grid, ``hi * 2**24 + lo``; made by `NoiseSource` only."""
+
+    hi: jax.Array
+    lo: jax.Array
+
+
+class NoisySteps(NamedTuple):
+    """A sum with its noise, in whole steps of the grid: the integer ``hi * 2**24 + lo`` with ``0 <= lo < 2**24``.
+
+    Made by `release` and `add_up` only. An integer has one such form, so that the limbs tell nothing but the integer:
+    how the sum and the noise were split, and whether a limb of theirs carried, is gone.
+    """
 
     hi: jax.Array
     lo: jax.Array
@@ -60,64 +75,56 @@ class NoiseSource:
             raise ValueError(
                 f"noise multiplier must lie in [0, {MAX_NOISE_MULTIPLIER:.3g}], got {mechanism.noise_multiplier}"
             )
-        words = np.frombuffer(self._entropy(8 * int(np.prod(shape)), nonce), np.uint64)
-        law = standard_logistic if isinstance(mechanism, LogisticBit) else standard_normal
-        scale = mechanism.noise_multiplier * sensitivity_steps(neighboring_relation)
+        law = LOGISTIC if isinstance(mechanism, LogisticBit) else NORMAL
+        # Rounded up: never less noise than was planned.
+        scale = math.ceil(mechanism.noise_multiplier * sensitivity_steps(neighboring_relation))
         if isinstance(mechanism, BarkerBatch):  # its standard deviation depends on the batch, see `batch_bit`
             scale = GRID
-        steps = np.rint(scale * law(words)).astype(np.int64).reshape(shape)
-        return np.stack([steps >> 24, steps & (_LIMB - 1)]).astype(np.int32)
+        steps = rounded(law, scale, math.prod(shape), self.words(nonce)).reshape(shape)
+        # Beyond 2**55 the high part wraps around, as the released integer then does.
+        return np.stack([(steps >> 24).astype(np.int32), (steps & (_LIMB - 1)).astype(np.int32)])
 
-    def generator(self, nonce: bytes) -> np.random.Generator:
-        """A freshly keyed generator for one batch. Its output is secret and never released."""
-        return np.random.Generator(np.random.Philox(key=int.from_bytes(self._entropy(16, nonce), "big")))
+    def words(self, nonce: bytes) -> Words:
+        """Random 64-bit words, as many as are asked for.
 
-    def _entropy(self, size: int, nonce: bytes) -> bytes:
+        :param nonce: distinguishes these words from all others; ignored with the operating system's entropy.
+        """
         if self._seed is None:
-            return os.urandom(size)
-        seed = str(self._seed).encode()
-        return hashlib.shake_256(len(seed).to_bytes(8, "big") + seed + nonce).digest(size)
+            return lambda count: np.frombuffer(os.urandom(8 * count), np.uint64)
+        seed, numbers = str(self._seed).encode(), itertools.count()
+        head = len(seed).to_bytes(8, "big") + seed + len(nonce).to_bytes(8, "big") + nonce
+
+        def derived(count: int) -> np.ndarray:
+            block = next(numbers).to_bytes(8, "big")
+            return np.frombuffer(hashlib.shake_256(head + block).digest(8 * count), "<u8").astype(np.uint64)
+
+        return derived
 
     def __getstate__(self):
         raise TypeError("a noise source cannot be pickled or copied: whoever holds its seed can remove the noise")
 
 
-def standard_normal(words: np.ndarray) -> np.ndarray:
-    """One standard normal per 64-bit word: a sign, and the quantile at ``(k + 1/2) / 2**64`` for the other 63 bits.
-
-    Going through the lower tail keeps full precision there: float64 resolves probabilities near 0, not near 1.
-    """
-    magnitude = -ndtri(((words >> np.uint64(1)).astype(np.float64) + 0.5) * 2.0**-64)
-    return np.where(words & np.uint64(1), magnitude, -magnitude)
-
-
-def standard_logistic(words: np.ndarray) -> np.ndarray:
-    """One standard logistic per 64-bit word, as `standard_normal`; up to 44 on either side."""
-    tail = ((words >> np.uint64(1)).astype(np.float64) + 0.5) * 2.0**-64
-    magnitude = np.log1p(-tail) - np.log(tail)
-    return np.where(words & np.uint64(1), magnitude, -magnitude)
-
-
-def release(total: ClippedSum, noise: GridNoise | None) -> tuple[jax.Array, jax.Array]:
-    """``total + noise`` in steps of the grid, ``hi * 2**24 + lo``: exact integers.
+def release(total: ClippedSum, noise: GridNoise | None) -> NoisySteps:
+    """``total + noise`` in steps of the grid: one exact integer for each number.
 
     A Gaussian mechanism with the noise multiplier that `noise` was drawn with.
 
     :param noise: None only in runs that are declared not private.
     """
-    return (total.hi, total.lo) if noise is None else (total.hi + noise.hi, total.lo + noise.lo)
+    hi, lo = (total.hi, total.lo) if noise is None else (total.hi + noise.hi, total.lo + noise.lo)
+    return NoisySteps(hi + (lo >> 24), lo & (_LIMB - 1))
 
 
-def add_up(hi: jax.Array, lo: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Exact sum over the leading axis of released numbers in steps, each with ``0 <= lo < 2**25``."""
-    low = jnp.sum(lo & 4095, 0, jnp.int32)
-    high = jnp.sum(lo >> 12, 0, jnp.int32) + (low >> 12)
-    return jnp.sum(hi, 0, jnp.int32) + (high >> 12), ((high & 4095) << 12) + (low & 4095)
+def add_up(steps: NoisySteps) -> NoisySteps:
+    """Exact sum over the leading axis."""
+    low = jnp.sum(steps.lo & 4095, 0, jnp.int32)
+    high = jnp.sum(steps.lo >> 12, 0, jnp.int32) + (low >> 12)
+    return NoisySteps(jnp.sum(steps.hi, 0, jnp.int32) + (high >> 12), ((high & 4095) << 12) + (low & 4095))
 
 
-def in_real_units(hi: jax.Array, lo: jax.Array, bound: jax.Array) -> jax.Array:
-    """What was released, in the units of the clip bound."""
-    return (hi.astype(bound.dtype) * _LIMB + lo.astype(bound.dtype)) * (bound / GRID)
+def in_real_units(steps: NoisySteps, bound: jax.Array) -> jax.Array:
+    """What was released, in the units of the clip bound; rounded once, as a function of the integer."""
+    return (steps.hi.astype(bound.dtype) * _LIMB + steps.lo.astype(bound.dtype)) * (bound / GRID)
 
 
 def release_bit(total: ClippedSum, noise: GridNoise, threshold: jax.Array) -> jax.Array:
@@ -126,14 +133,13 @@ def release_bit(total: ClippedSum, noise: GridNoise, threshold: jax.Array) -> ja
     The comparison is one of integers, so the bit is that of exact logistic noise and of a threshold within one step of
     the given one.
     """
-    hi, lo = release(total, noise)
+    noisy = release(total, noise)
     steps = jnp.clip(threshold / (total.bound / GRID), -(2.0**53), 2.0**53)
     steps = jnp.where(total.bound > 0, steps, 0)
     whole = jnp.floor(steps / _LIMB)
     part = jnp.floor(steps - whole * _LIMB).astype(jnp.int32)
-    hi, lo = hi + (lo >> 24), lo & (_LIMB - 1)
     whole = whole.astype(jnp.int32)
-    return (hi > whole) | ((hi == whole) & (lo > part))
+    return (noisy.hi > whole) | ((noisy.hi == whole) & (noisy.lo > part))
 
 
 def release_batch_bit(
@@ -151,7 +157,7 @@ def release_batch_bit(
     unit = moments.bound / 2**15
     spread = moments.second - moments.first * (moments.first / moments.size)
     scale = jnp.sqrt(jnp.maximum(variance - weight**2 * factor * unit**2 * spread, 0))
-    normal = in_real_units(noise.hi, noise.lo, jnp.ones_like(unit))
+    normal = in_real_units(NoisySteps(noise.hi, noise.lo), jnp.ones_like(unit))
     return weight * unit * moments.first + scale * normal > threshold
 
 

@@ -11,9 +11,9 @@ a number, or                  every row independently with the same probability 
 `FixedBatches`                so many distinct rows, uniformly at random                    without replacement
 ============================  ============================================================  ============================
 
-Batches are drawn on the host in O(batch) time and memory: a binomial count, and then that many distinct indices, which
-is exactly Poisson sampling. They are secret, as noise is: amplification by subsampling holds only against who does not
-know which rows were drawn. No batch is ever divided by its realised size.
+Batches are drawn on the host in O(batch) time and memory, Poisson batches exactly so (`numpyro_dp.exact_sampling`). They
+are secret, as noise is: amplification by subsampling holds only against who does not know which rows were drawn. No batch
+is ever divided by its realised size.
 """
 
 import dataclasses
@@ -25,6 +25,7 @@ import jax
 import numpy as np
 from scipy.stats import binom
 
+from numpyro_dp.exact_sampling import Words, poisson_rows
 from numpyro_dp.mechanisms import (
     FixedBatchGaussian,
     Gaussian,
@@ -131,11 +132,19 @@ class PoissonBatches:
             return TruncatedPoissonGaussian(noise_multiplier, rate, num_rows, self.max_batch_size)
         return Gaussian(noise_multiplier) if rate == 1 else PoissonGaussian(noise_multiplier, rate, OVERFLOW)
 
-    def draw(self, generator: np.random.Generator, num_rows: int) -> tuple[np.ndarray, int]:
-        """Indices in a buffer of length `capacity`, and how many of them count."""
-        # A random choice out of a larger batch is itself a uniformly random set: the order of the rows plays no role.
-        size = min(int(generator.binomial(num_rows, self.probability(num_rows))), self.capacity(num_rows))
-        return _distinct(generator, num_rows, size, self.capacity(num_rows)), size
+    def draw(self, words: Words, num_rows: int) -> tuple[np.ndarray, int]:
+        """Indices in a buffer of length `capacity`, and how many of them count.
+
+        Of more rows than the buffer holds, a uniformly random choice is kept.
+
+        :param words: fresh random words.
+        """
+        rows, capacity = poisson_rows(self.probability(num_rows), num_rows, words), self.capacity(num_rows)
+        if len(rows) > capacity:
+            rows = _generator(words).choice(rows, capacity, replace=False, shuffle=False)
+        indices = np.zeros(capacity, np.int32)
+        indices[: len(rows)] = rows
+        return indices, len(rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,9 +181,13 @@ class FixedBatches:
         """What one Gaussian release on a batch is to the accountant."""
         return FixedBatchGaussian(noise_multiplier, self.batch_size, num_rows)
 
-    def draw(self, generator: np.random.Generator, num_rows: int) -> tuple[np.ndarray, int]:
-        """Indices, and how many of them count: all."""
-        return _distinct(generator, num_rows, self.batch_size, self.batch_size), self.batch_size
+    def draw(self, words: Words, num_rows: int) -> tuple[np.ndarray, int]:
+        """Indices, and how many of them count: all.
+
+        :param words: fresh random words.
+        """
+        rows = _generator(words).choice(num_rows, self.batch_size, replace=False, shuffle=False)
+        return rows.astype(np.int32), self.batch_size
 
 
 ALL_ROWS = AllRows()
@@ -208,8 +221,6 @@ def _capacity(num_rows: int, rate: float) -> int:
     return max(1, low)
 
 
-def _distinct(generator: np.random.Generator, num_rows: int, size: int, capacity: int) -> np.ndarray:
-    """`size` distinct row numbers, uniformly at random, in a buffer of length `capacity`; O(size)."""
-    indices = np.zeros(capacity, np.int32)
-    indices[:size] = generator.choice(num_rows, size, replace=False, shuffle=False)
-    return indices
+def _generator(words: Words) -> np.random.Generator:
+    """A freshly keyed generator. Its output is secret and never released."""
+    return np.random.Generator(np.random.Philox(key=words(2)))

@@ -115,7 +115,7 @@ def release_sum(
     )
     assert isinstance(total, ClippedSum)
     steps = release(total, GridNoise(jnp.asarray(noise[0][0]), jnp.asarray(noise[1][0])))
-    value = np.asarray(in_real_units(*steps, total.bound))
+    value = np.asarray(in_real_units(steps, total.bound))
     multiplier = plan.kinds["sum"].mechanisms[0].noise_multiplier
     scale = float(noise_scale(bound, jnp.asarray(multiplier), neighboring_relation))
     return NoisySum(value, scale, float(bound), plan.eps, plan.delta, neighboring_relation)

@@ -25,7 +25,7 @@ HOSTILE = [0.0, -0.0, 1e-45, 1e-30, 0.5, -3.0, 1e6, -1e30, 3e38, np.inf, -np.inf
 
 
 def released(total, noise):
-    return in_real_units(*release(total, noise), total.bound)
+    return in_real_units(release(total, noise), total.bound)
 
 
 def steps(total: ClippedSum) -> np.ndarray:

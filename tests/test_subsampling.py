@@ -8,6 +8,7 @@ from scipy import stats
 
 from numpyro_dp.clipping import GRID, OwnerIndex, clipped_moments, clipped_sum, penalized_sum, sensitivity_steps
 from numpyro_dp.mechanisms import FixedBatchGaussian, Gaussian, PoissonGaussian, TruncatedPoissonGaussian
+from numpyro_dp.noise import NoiseSource
 from numpyro_dp.subsampling import OVERFLOW, AllRows, FixedBatches, PoissonBatches, as_batches
 
 N = 50
@@ -15,10 +16,10 @@ N = 50
 
 def draw_many(batches, count=8_000, num_rows=N, seed=0):
     """0/1 matrix: which rows are in which batch. Fixed seed: with 5 sigma or 1e-5 the error is that of the seed."""
-    generator = np.random.default_rng(seed)
+    words = NoiseSource(seed).words(b"")
     drawn = np.zeros((count, num_rows), np.int8)
     for k in range(count):
-        indices, size = batches.draw(generator, num_rows)
+        indices, size = batches.draw(words, num_rows)
         assert indices.shape == (batches.capacity(num_rows),)
         assert len(set(indices[:size])) == size
         drawn[k, indices[:size]] = 1
@@ -66,7 +67,7 @@ def test_the_buffer_overflows_as_rarely_as_is_accounted_for(num_rows):
 
 
 def test_batches_may_be_empty():
-    indices, size = PoissonBatches(rate=1e-12).draw(np.random.default_rng(0), N)
+    indices, size = PoissonBatches(rate=1e-12).draw(NoiseSource(0).words(b""), N)
     assert size == 0
     total = clipped_sum(
         lambda row: row[0][0], (jnp.ones(N)[jnp.asarray(indices)],), 1.0, size=jnp.asarray(size, jnp.int32)

@@ -31,6 +31,7 @@ from numpyro_dp.ledger import PrivacyBudgetError
 from numpyro_dp.model import SeparableModel
 from numpyro_dp.noise import (
     GridNoise,
+    NoisySteps,
     add_up,
     in_real_units,
     noise_scale,
@@ -200,7 +201,7 @@ class PrivateTarget:
         moments = clipped_moments(ratio, self._batch_rows(draw.batch), bound)
         total = penalized_sum(moments, weight, self._sampling_factor(size))
         scale = noise_scale(total.bound, draw.noise_multiplier, self._relation)
-        return Released(in_real_units(*release(total, draw.noise), total.bound), scale.astype(total.bound.dtype))
+        return Released(in_real_units(release(total, draw.noise), total.bound), scale.astype(total.bound.dtype))
 
     def gradient(self, draw: Draw, z: jax.Array, bound: float) -> Released:
         """The gradient of the log likelihood at `z`, tempered, with noise; on a batch, the estimate of it.
@@ -421,15 +422,14 @@ class PrivateTarget:
                 raise TypeError("a sum without a clip bound has no sensitivity: noise cannot make it private")
             value = total.value.sum(0) if owned else total.value
             return Released(value, jnp.zeros((), value.dtype))
-        hi, lo = release(total, draw.noise)
-        multiplier = draw.noise_multiplier
+        steps, multiplier = release(total, draw.noise), draw.noise_multiplier
         if isinstance(self._owners, OwnerIndex):  # each owner has added its own noise
-            hi, lo = add_up(hi, lo)
+            steps = add_up(steps)
             multiplier = multiplier * math.sqrt(self._owners.num_owners)
         elif self._owners is not None:
-            hi, lo, multiplier = _add_up_with_others(self._owners, draw, hi, lo)
+            steps, multiplier = _add_up_with_others(self._owners, draw, steps)
         scale = noise_scale(total.bound, multiplier, self._relation).astype(total.bound.dtype)
-        return Released(in_real_units(hi, lo, total.bound), scale)
+        return Released(in_real_units(steps, total.bound), scale)
 
     def _require_noise(self, noise: GridNoise | None) -> None:
         if self._private and noise is None:
@@ -459,9 +459,7 @@ def _clip(value: jax.Array, bound: jax.Array | float) -> jax.Array:
     return jnp.where(jnp.isnan(value), 0, jnp.clip(value, -bound, bound))
 
 
-def _add_up_with_others(
-    others: Exchange, draw: Draw, hi: jax.Array, lo: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _add_up_with_others(others: Exchange, draw: Draw, mine: NoisySteps) -> tuple[NoisySteps, jax.Array]:
     """Total of all owners' noisy sums, in steps, and the noise multiplier of the total.
 
     What is sent: this owner's noisy integers, its noise multiplier, which is public, and the last accept decision,
@@ -494,6 +492,6 @@ def _add_up_with_others(
         )
 
     multiplier = draw.noise_multiplier
-    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (hi, lo, multiplier))
-    operands = (hi, lo, multiplier, draw.granted, draw.tag, draw.accepted)
-    return io_callback(host, shapes, *operands)
+    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*mine, multiplier))
+    hi, lo, multiplier = io_callback(host, shapes, *mine, multiplier, draw.granted, draw.tag, draw.accepted)
+    return NoisySteps(hi, lo), multiplier
