@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
-_CALLS = frozenset(("closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit"))
+from numpyro_dp.isolation import CALLS, alone
+
 # Of these, each element of the result is computed from the elements in the same place, or from scalars.
 _ELEMENTWISE = frozenset(
     (
@@ -72,6 +73,8 @@ class _Value(NamedTuple):
 def vmap_last(function: Callable, shared: Sequence[bool]) -> Callable:
     """Map a function over the last axis of its arguments, and stack what it returns on a new last axis.
 
+    It is checked to keep rows apart, see `numpyro_dp.isolation`.
+
     :param shared: of each argument, whether it is the same for all rows, and so without that axis.
     """
 
@@ -81,10 +84,12 @@ def vmap_last(function: Callable, shared: Sequence[bool]) -> Callable:
         values = [_Value(x, not flag) for x, flag in zip(leaves, flags, strict=True)]
         (num_rows,) = {x.shape[-1] for x, of_rows in values if of_rows}
         row = [jax.ShapeDtypeStruct(x.shape[:-1] if of_rows else x.shape, x.dtype) for x, of_rows in values]
-        closed, result = jax.make_jaxpr(function, return_shape=True)(*jax.tree.unflatten(treedef, row))
-        outputs = _evaluate(closed, values, num_rows)
-        arrays = [_with_rows(value, s.shape, num_rows) for value, s in zip(outputs, closed.out_avals, strict=True)]
-        return jax.tree.unflatten(jax.tree.structure(result), arrays)
+        of_row = alone(function, *jax.tree.unflatten(treedef, row), of_rows=[not flag for flag in shared])
+        used = [value for value, use in zip(values, of_row.used, strict=True) if use]
+        outputs = _evaluate(of_row.jaxpr, used, num_rows)
+        avals = of_row.jaxpr.out_avals
+        arrays = [_with_rows(value, s.shape, num_rows) for value, s in zip(outputs, avals, strict=True)]
+        return jax.tree.unflatten(jax.tree.structure(of_row.shapes), arrays)
 
     return mapped
 
@@ -98,11 +103,9 @@ def _evaluate(closed: ClosedJaxpr, inputs: Sequence[_Value], num_rows: int) -> l
 
     for eqn in closed.jaxpr.eqns:
         values = [value(v) for v in eqn.invars]
-        if not eqn.outvars:  # a print of the user's, which would show private numbers
-            continue
         if not any(v.of_rows for v in values):
             outputs = [_Value(x, False) for x in bind(eqn, [v.array for v in values])]
-        elif eqn.primitive.name in _CALLS:
+        elif eqn.primitive.name in CALLS:
             inner = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
             outputs = _evaluate(inner, values, num_rows)
         else:

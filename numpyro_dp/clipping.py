@@ -38,6 +38,8 @@ import jaxlib
 import numpy as np
 from jax import lax
 
+from numpyro_dp.isolation import alone, one_row
+
 GRID = 2**23
 """Steps per clip bound: float32 resolves no more."""
 
@@ -91,6 +93,7 @@ def clipped_sum(
     size: jax.Array | None = None,
     owners: OwnerIndex | None = None,
     fixed_places: bool = False,
+    may_loop: bool = False,
 ) -> ClippedSum | UnclippedSum:
     """Sum `per_row` over the rows, each contribution clipped to norm `bound`.
 
@@ -102,6 +105,8 @@ def clipped_sum(
     :param owners: one sum for each owner, on a leading axis, instead of one in all.
     :param fixed_places: whether neighbouring tables have all rows but one in the same places, so that vectors may be
         added up by blocks.
+    :param may_loop: see `numpyro_dp.isolation.alone`.
+    :raises RowsMeetError: while it is traced, if rows could act on one another through `per_row`.
     """
     # Where a program holds the table as a constant, compilers look at it: a column in which all rows are alike becomes
     # a number, and then all rows are computed by other instructions than those of a neighbouring table are, with other
@@ -109,7 +114,8 @@ def clipped_sum(
     rows = lax.optimization_barrier(tuple(rows))
     num_rows = rows[0].shape[0]
     counted_rows = num_rows if size is None else size
-    result = jax.eval_shape(per_row, tuple(row[:1] for row in rows))
+    of_row = alone(per_row, one_row(rows), may_loop=may_loop)
+    result = of_row.shapes
     dtype = jnp.promote_types(result.dtype, jnp.float32)  # the grid is too fine for 16-bit floats
     clip: bool = not (isinstance(bound, float) and math.isinf(bound))
     by_blocks = fixed_places and clip and len(result.shape) == 1 and owners is None
@@ -122,7 +128,7 @@ def clipped_sum(
 
     def chunk_sum(start: jax.Array, counted: jax.Array) -> tuple:
         slices = tuple(lax.dynamic_slice_in_dim(row, start, chunk)[:, None] for row in rows)
-        values = jax.vmap(per_row)(slices).astype(dtype)
+        values = jax.vmap(of_row.of)(slices).astype(dtype)
         if by_blocks:
             values = _without_infinities(values)
         # The barrier is for safety first: were a row's value computed twice, for its norm and for the sum, the two
@@ -183,7 +189,7 @@ def clipped_moments(
     """Moments of the scalar `per_row` over `rows`, each value clipped to +-`bound` and rounded to 2**-15 of it."""
     rows = lax.optimization_barrier(tuple(rows))  # see `clipped_sum`
     size = rows[0].shape[0]
-    values = jax.vmap(per_row)(tuple(row[:, None] for row in rows))
+    values = jax.vmap(alone(per_row, one_row(rows)).of)(tuple(row[:, None] for row in rows))
     dtype = jnp.promote_types(values.dtype, jnp.float32)
     steps = (scalar_steps(lax.optimization_barrier(values.astype(dtype)), bound) + 2**7) >> 8  # rounded
 
@@ -237,7 +243,7 @@ def whole_chunks(rows: Sequence[jax.Array], chunk: int) -> tuple[tuple[jax.Array
     """
     num_rows = rows[0].shape[0]
     chunk = min(chunk, max(64, 2 ** math.ceil(math.log2(max(num_rows, 1)))))
-    missing = -num_rows % chunk
+    missing = -num_rows % chunk if num_rows else chunk  # one chunk of zeros where there is no row
     return tuple(jnp.pad(row, [(0, missing)] + [(0, 0)] * (row.ndim - 1)) for row in rows), chunk
 
 

@@ -5,8 +5,8 @@ integers too often and others never, and whoever sees many of them learns from i
 every integer has the probability that the law gives it, given uniformly random bits.
 
 *How.* A number is proposed from bits alone and accepted with a probability that floating point knows up to a small
-error. Where that error, or the bits drawn so far, leave a decision open (in fewer than one of 1e6 numbers), further bits
-are drawn, and decimal arithmetic of as many digits as it needs decides. The proposal is that of Karney (2016),
+error. Where that error, or the bits drawn so far, leave a decision open (in fewer than one of 1e6 numbers), further
+bits are drawn, and decimal arithmetic of as many digits as it needs decides. The proposal is that of Karney (2016),
 "Sampling exactly from the normal distribution", algorithm N.
 
 *What is assumed of floating point*: NumPy's ``log``, ``log1p`` and ``exp`` are right to 2**-46, relative, in float64.

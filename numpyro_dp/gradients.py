@@ -26,6 +26,7 @@ from jax import lax
 from numpyro_dp import clipping
 from numpyro_dp.batching import vmap_last
 from numpyro_dp.clipping import GRID, ClippedSum, add_sums, normalize, sum_in_limbs, sum_steps
+from numpyro_dp.isolation import alone
 from numpyro_dp.predictors import Part, Row, RowStructure, find_structure
 from numpyro_dp.sharding import Layout
 
@@ -215,7 +216,8 @@ def _tabulate(structure: RowStructure, rows: Row, in_blocks: bool) -> Table:
     counts = jnp.arange(num_rows + missing) < num_rows
     axes = tuple(0 if part.kind == "dot" else -1 for part in structure.parts)
     # The barrier is for safety: norms and sums must be those of the same numbers.
-    found = lax.optimization_barrier(jax.vmap(structure.coefficients, in_axes=-1, out_axes=axes)(rows))
+    of_row = alone(structure.coefficients, tuple(jax.ShapeDtypeStruct(row.shape[:-1], row.dtype) for row in rows))
+    found = lax.optimization_barrier(jax.vmap(of_row.of, in_axes=-1, out_axes=axes)(rows))
     numbers = [_without_infinities(part, x, in_blocks) for part, x in zip(structure.parts, found, strict=True)]
     return Table(rows, counts, tuple(x for x, _ in numbers), tuple(norm for _, norm in numbers))
 

@@ -49,6 +49,7 @@ from numpyro_dp.arguments import (
 from numpyro_dp.separability import (
     classify_arguments,
     closed_over_problems,
+    derivative_problems,
     discrete_problems,
     enumeration_problems,
     find_row_plates,
@@ -352,6 +353,7 @@ def separate(
     raise_if(failure)
     raise_if(one_row_problems(sites, one_row))
     raise_if(enumeration_problems(separated, args, kwargs))
+    raise_if(derivative_problems(separated, args, kwargs))
 
     dropped = sites_to_drop(separated, sites, one_row)
     separated = dataclasses.replace(separated, dropped_sites=dropped)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 from numpyro.handlers import trace
 
 from numpyro_dp.arguments import (
@@ -22,6 +23,7 @@ from numpyro_dp.arguments import (
     raise_if,
     take_arrays,
 )
+from numpyro_dp.isolation import describe_hazard, hazards
 from numpyro_dp.tracing import (
     FullTrace,
     Shape,
@@ -31,7 +33,6 @@ from numpyro_dp.tracing import (
     branches_on_values,
     describe_site,
     funsor_is_installed,
-    hazards,
     initialized,
     keep_sites,
     needs_values,
@@ -292,31 +293,6 @@ def closed_over_problems(separated: "SeparableModel", sites: Sites, constants: s
 # -- The model at a single row -----------------------------------------------------------------------------------------
 
 
-_OPEN_LOOP = (
-    "{} has a loop that goes on or ends as a row says (`lax.while_loop`, or `lax.fori_loop` with bounds that "
-    "rows give): one row could keep the run from ending, and how long it takes would tell of it. Use a fixed number "
-    "of steps: `lax.scan`, or `fori_loop` with public bounds"
-)
-_BETAINC = (
-    "{} computes the incomplete beta function of a row (the cdf of a Student's t, Beta or Binomial, as for censored or "
-    f"truncated outcomes). In JAX {jax.__version__} one row changes the last digits of all others there. Install JAX "
-    "0.12 or newer"
-)
-
-
-def describe_hazard(name: str, whose: str = "the model") -> str:
-    """What is wrong with an operation that `numpyro_dp.tracing.hazards` found, and the way out."""
-    if name == "while":
-        return _OPEN_LOOP.format(whose)
-    if name == "regularized_incomplete_beta":
-        return _BETAINC.format(whose)
-    return (
-        f"{whose} applies `{name}` to a row, which many rows at once need not go through as one row does: they could "
-        "act on one another. Write it with `jax.numpy` (a callback: with vmap_method='sequential'), and pass random "
-        "numbers as an argument"
-    )
-
-
 def one_row_trace(separated: "SeparableModel", args: tuple, kwargs: dict) -> tuple[Sites, set[Shape], list[str]]:
     """The sites of the model at a single row, the shapes of the constants that it closes over, and why it has none."""
     arrays, merge = take_arrays(*separated.without_private(args, kwargs))
@@ -370,6 +346,27 @@ def enumeration_problems(separated: "SeparableModel", args: tuple, kwargs: dict)
             "a latent; or sum them out by hand"
         ]
     return []
+
+
+def derivative_problems(separated: "SeparableModel", args: tuple, kwargs: dict) -> list[str]:
+    """Derivative rules by which rows could act on one another; nothing is evaluated.
+
+    A density without a gradient has none of them: kernels that need it refuse it themselves.
+    """
+    arrays, merge = take_arrays(*separated.without_private(args, kwargs))
+
+    def gradient(arrays: list, z: jax.Array) -> jax.Array:
+        args, kwargs = merge(arrays)
+        rows = separated.rows(args, kwargs)
+        return jax.grad(lambda z: separated.row_log_density(args, kwargs)(z, rows))(z)
+
+    try:
+        z = jax.ShapeDtypeStruct((separated.num_params,), jnp.result_type(float))
+        closed = jax.make_jaxpr(gradient)(abstract(arrays), z)
+    except Exception:
+        return []
+    private = [a.private for a in separated.arguments if a.shape is not None]
+    return [describe_hazard(name) for name in sorted(hazards(closed.jaxpr, [*private, False]))]
 
 
 def one_row_problems(sites: Sites, one_row: Sites) -> list[str]:

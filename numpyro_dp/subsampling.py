@@ -11,9 +11,9 @@ a number, or                  every row independently with the same probability 
 `FixedBatches`                so many distinct rows, uniformly at random                    without replacement
 ============================  ============================================================  ============================
 
-Batches are drawn on the host in O(batch) time and memory, Poisson batches exactly so (`numpyro_dp.exact_sampling`). They
-are secret, as noise is: amplification by subsampling holds only against who does not know which rows were drawn. No batch
-is ever divided by its realised size.
+Batches are drawn on the host in O(batch) time and memory, Poisson batches exactly so (`numpyro_dp.exact_sampling`).
+They are secret, as noise is: amplification by subsampling holds only against who does not know which rows were drawn.
+No batch is ever divided by its realised size.
 """
 
 import dataclasses

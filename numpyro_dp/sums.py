@@ -17,11 +17,11 @@ from jax.extend.core import jaxpr_as_fun
 from numpyro_dp.arguments import argument_problems, name_leaves
 from numpyro_dp.budget import PrivacyBudget
 from numpyro_dp.clipping import ClippedSum, clipped_sum, require_correct_sums
+from numpyro_dp.isolation import describe_hazard, hazards
 from numpyro_dp.ledger import Ledger, PrivacyBudgetError, Request, Wanted, plan_for_budget
 from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Gaussian
 from numpyro_dp.noise import GridNoise, NoiseSource, in_real_units, noise_scale, release
-from numpyro_dp.separability import describe_hazard
-from numpyro_dp.tracing import array_constants, hazards, outside_arrays
+from numpyro_dp.tracing import array_constants, outside_arrays
 
 SMALLEST_BOUND = 1e-30
 

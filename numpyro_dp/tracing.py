@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro.distributions import biject_to, discrete
 from numpyro.handlers import block, condition, infer_config, seed, substitute, trace
@@ -565,115 +565,6 @@ class _take_values(Messenger):
                 log_prob, msg["scale"] = msg["scale"] * log_prob, None
             # The other terms are zero.
             msg["fn"] = dist.Delta(jnp.broadcast_to(value, jnp.shape(log_prob)), log_prob)
-
-
-# -- Operations by which a row may reach other rows --------------------------------------------------------------------
-
-# What these do with many rows at once is not what they do with each: a rule or a function of the user's own, or random
-# numbers for which one row's key serves all.
-# Loops of its own (gamma), or JAX's generators other than threefry, of which `vmap` uses one row's key for all rows.
-_MIXING = frozenset(
-    ("custom_vmap_call", "io_callback", "random_bits", "random_gamma", "rng_bit_generator", "rng_uniform")
-)
-_OF_KEYS = frozenset(("random_bits", "random_fold_in", "random_split"))
-
-
-def hazards(jaxpr: Jaxpr, marked: Sequence[bool]) -> set[str]:
-    """Operations on marked inputs that, mapped over rows, let one row act on others.
-
-    "while": a loop that goes on or ends as marked inputs say, and so goes on for all rows until the last one is done.
-    Calls, branches and `while_loop` are followed; where another operation holds a computation of its own, all of that
-    counts as marked as soon as one of its inputs is. Then random bits of threefry keys, which are those of each key
-    alone, are no hazard: most keys there are nobody's row.
-    """
-    return _follow(jaxpr, marked)[1]
-
-
-def _follow(jaxpr: Jaxpr, marked: Sequence[bool]) -> tuple[list[bool], set[str]]:
-    """Which outputs depend on marked inputs, and the hazards on the way."""
-    reached = {var for var, mark in zip(jaxpr.invars, marked, strict=True) if mark}
-    found: set[str] = set()
-    for eqn in jaxpr.eqns:
-        inputs = [not isinstance(v, Literal) and v in reached for v in eqn.invars]
-        if not any(inputs):
-            continue
-        follow = _FOLLOWED.get(eqn.primitive.name, _follow_unknown)
-        outputs, inner = follow(eqn, inputs)
-        found |= inner
-        reached.update(var for var, mark in zip(eqn.outvars, outputs, strict=True) if mark)
-    return [not isinstance(v, Literal) and v in reached for v in jaxpr.outvars], found
-
-
-def _follow_unknown(eqn: JaxprEqn, inputs: list[bool]) -> tuple[list[bool], set[str]]:
-    name = eqn.primitive.name
-    is_mixing = name in _MIXING
-    if name in _OF_KEYS and not _is_threefry(eqn):
-        name, is_mixing = f"{name} of other keys than threefry's", True
-    elif name == "pure_callback":
-        is_mixing = not str(eqn.params.get("vmap_method")).startswith("sequential")
-    elif name == "regularized_incomplete_beta":
-        is_mixing = not betainc_is_elementwise(jax.default_backend())
-    found = {name} if is_mixing else set()
-    for part in jax.tree.leaves(eqn.params, is_leaf=lambda p: isinstance(p, ClosedJaxpr | Jaxpr)):
-        if isinstance(part, ClosedJaxpr | Jaxpr):
-            part = part.jaxpr if isinstance(part, ClosedJaxpr) else part
-            found |= hazards(part, [True] * len(part.invars)) - {"random_bits"}
-    return [True] * len(eqn.outvars), found
-
-
-def _is_threefry(eqn: JaxprEqn) -> bool:
-    dtypes = [getattr(var.aval, "dtype", None) for var in eqn.invars]
-    keys = [str(d) for d in dtypes if d is not None and jnp.issubdtype(d, jax.dtypes.prng_key)]
-    return bool(keys) and all("fry" in key for key in keys)
-
-
-def _follow_call(eqn: JaxprEqn, inputs: list[bool]) -> tuple[list[bool], set[str]]:
-    part = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
-    return _follow(part.jaxpr if isinstance(part, ClosedJaxpr) else part, inputs)
-
-
-def _follow_branches(eqn: JaxprEqn, inputs: list[bool]) -> tuple[list[bool], set[str]]:
-    followed = [_follow(branch.jaxpr, inputs[1:]) for branch in eqn.params["branches"]]
-    outputs = [inputs[0] or any(marks) for marks in zip(*(outputs for outputs, _ in followed), strict=True)]
-    return outputs, set().union(*(found for _, found in followed))
-
-
-def _follow_loop(eqn: JaxprEqn, inputs: list[bool]) -> tuple[list[bool], set[str]]:
-    params = eqn.params
-    of_test, of_body = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    carry, before = inputs[of_body:], None
-    found: set[str] = set()
-    while carry != before:
-        before = carry
-        after, found = _follow(params["body_jaxpr"].jaxpr, [*inputs[of_test:of_body], *carry])
-        carry = [one or other for one, other in zip(carry, after, strict=True)]
-    (ends,), inner = _follow(params["cond_jaxpr"].jaxpr, [*inputs[:of_test], *carry])
-    return carry, found | inner | ({"while"} if ends else set())
-
-
-_FOLLOWED = {
-    **dict.fromkeys(("closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit"), _follow_call),
-    "cond": _follow_branches,
-    "while": _follow_loop,
-}
-
-
-@functools.cache
-def betainc_is_elementwise(backend: str) -> bool:
-    """Whether an element of JAX's incomplete beta function is the same whatever stands beside it.
-
-    Before JAX 0.12 the iteration went on for all elements until the slowest of them had converged.
-    """
-    betainc, slowest = jax.jit(jax.scipy.special.betainc), np.array([1e6, 1e6, 0.5])
-    numbers = np.random.default_rng(0).lognormal(0.5, 1.0, (30, 2))
-    with jax.ensure_compile_time_eval():
-        for a, b in numbers:
-            equal = np.full((32, 3), [a, b, 0.3], np.float32)
-            beside = np.concatenate([equal[1:], [slowest]]).astype(np.float32)
-            alone, together = (np.asarray(betainc(*jnp.asarray(x).T)) for x in (equal, beside))
-            if not np.array_equal(alone[:-1], together[:-1]):
-                return False
-    return True
 
 
 # -- Arrays that come from no argument ---------------------------------------------------------------------------------

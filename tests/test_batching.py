@@ -52,7 +52,7 @@ FUNCTIONS = {
     "slices": lambda w, x, m: jnp.pad(m[:, 1:], 1) + lax.dynamic_slice(w, (0, jnp.argmax(x)), (1, 1)),
     "sorted": lambda w, x, m: jnp.sort(m, -1),
     "loop": lambda w, x, m: lax.scan(lambda c, row: (c + row @ w.T, row), x[:2], jnp.stack([x, 2 * x]))[0],
-    "until": lambda w, x, m: lax.while_loop(lambda s: s[0] < 3, lambda s: s + 1, x),
+    "until": lambda w, x, m: lax.while_loop(lambda s: s[1] < 3, lambda s: (s[0] + x, s[1] + 1), (x, w[0, 0]))[0],
     "branches": lambda w, x, m: lax.cond(x[0] > 0, lambda: m, lambda: w),
     "solve": lambda w, x, m: jax.scipy.linalg.solve_triangular(jnp.eye(2) + w @ w.T, m, lower=True),
     "own derivative": lambda w, x, m: jax.grad(lambda x: jnp.sum(cube(x)) + jnp.sum(jax.nn.softplus(w @ x)))(x),

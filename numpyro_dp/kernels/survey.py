@@ -14,6 +14,7 @@ import numpy as np
 
 from numpyro_dp.arguments import UnsupportedModelError
 from numpyro_dp.cut import Cut
+from numpyro_dp.isolation import RowsMeetError, alone, describe_hazard, one_row
 from numpyro_dp.kernels.target import Draw, Grid, PrivateTarget, Released
 
 
@@ -58,9 +59,10 @@ class Survey:
         :raises UnsupportedModelError: if they have not.
         """
         frame = Frame(np.zeros(self.size, self.dtype), np.eye(self.size, dtype=self.dtype))
-        row = tuple(jax.ShapeDtypeStruct((1, *part.shape[1:]), part.dtype) for part in self._target.rows)
         try:
-            jax.eval_shape(lambda frame, row: row_derivatives(self.cut, frame, row), frame, row)
+            alone(lambda row: row_derivatives(self.cut, frame, row), one_row(self._target.rows))
+        except RowsMeetError as error:
+            raise UnsupportedModelError([describe_hazard(name) for name in error.hazards]) from None
         except Exception as error:
             raise UnsupportedModelError(
                 [
@@ -195,8 +197,10 @@ class Survey:
 
         if centred:
             numbered = target.on((*rows, jnp.arange(rows[0].shape[0])))
-            first = numbered.release_sum(draws[0], centred_at, bounds[0], self.size * CENTRE_DRAWS)
-            second = numbered.release_sum(draws[1], centred_hessian_at, bounds[1], self.size**2 * CENTRE_DRAWS)
+            first = numbered.release_sum(draws[0], centred_at, bounds[0], self.size * CENTRE_DRAWS, may_loop=True)
+            second = numbered.release_sum(
+                draws[1], centred_hessian_at, bounds[1], self.size**2 * CENTRE_DRAWS, may_loop=True
+            )
         else:
             first = target.release_sum(draws[0], gradient, bounds[0], self.size)
             second = target.release_sum(draws[1], hessian, bounds[1], self.size**2)

@@ -27,6 +27,7 @@ from numpyro_dp.clipping import (
 )
 from numpyro_dp.families import BoundFamily
 from numpyro_dp.gradients import RowSums
+from numpyro_dp.isolation import alone, one_row
 from numpyro_dp.ledger import PrivacyBudgetError
 from numpyro_dp.model import SeparableModel
 from numpyro_dp.noise import (
@@ -292,14 +293,20 @@ class PrivateTarget:
     # -- The one door ------------------------------------------------------------------------------------------------
 
     def release_sum(
-        self, draw: Draw, per_row: Callable[[tuple], jax.Array], bound: jax.Array | float, width: int = 1
+        self,
+        draw: Draw,
+        per_row: Callable[[tuple], jax.Array],
+        bound: jax.Array | float,
+        width: int = 1,
+        may_loop: bool = False,
     ) -> Released:
         """Sum of `per_row` over the draw's rows, clipped to `bound`, with the draw's noise; not tempered.
 
         :param per_row: from one-row slices to a scalar or a vector, which is clipped in norm.
         :param width: about how many numbers one row needs on the way.
+        :param may_loop: see `numpyro_dp.isolation.alone`.
         """
-        return self._release(draw, self._sum(draw.batch, per_row, bound, width))
+        return self._release(draw, self._sum(draw.batch, per_row, bound, width, may_loop=may_loop))
 
     def find_bounds(
         self,
@@ -326,9 +333,11 @@ class PrivateTarget:
         """
         self._require_all_rows()
 
+        of_row = alone(per_row, one_row(self._rows))
+
         def values_of(rows: tuple[jax.Array, ...]) -> jax.Array:
             padded, chunk = whole_chunks(jax.lax.optimization_barrier(rows), chunk_rows(width * self._rows_per_unit))
-            values = jax.lax.map(lambda row: per_row(tuple(part[None] for part in row)), padded, batch_size=chunk)
+            values = jax.lax.map(lambda row: of_row.of(tuple(part[None] for part in row)), padded, batch_size=chunk)
             return values[: rows[0].shape[0]]
 
         values = self._layout.map(values_of, self._rows) if self._layout else values_of(self._rows)
@@ -389,6 +398,7 @@ class PrivateTarget:
         bound: jax.Array | float,
         width: int,
         by_blocks: bool = True,
+        may_loop: bool = False,
     ) -> ClippedSum | UnclippedSum:
         size = None if batch is None else batch.size
         owners = self._owners if isinstance(self._owners, OwnerIndex) else None
@@ -396,8 +406,8 @@ class PrivateTarget:
         # What a batch is accounted for compares it with itself without a row, in which the others have other places.
         fixed = by_blocks and batch is None and self.has_public_places
         if batch is None and owners is None:
-            return self._sum_rows(rows, per_row, bound, width, fixed)
-        return clipped_sum(per_row, rows, bound, width, size, owners, fixed)
+            return self._sum_rows(rows, per_row, bound, width, fixed, may_loop)
+        return clipped_sum(per_row, rows, bound, width, size, owners, fixed, may_loop)
 
     def _sum_rows(
         self,
@@ -406,11 +416,12 @@ class PrivateTarget:
         bound: jax.Array | float,
         width: int = 1,
         fixed_places: bool = False,
+        may_loop: bool = False,
     ) -> ClippedSum | UnclippedSum:
         """Over all rows, on whatever devices they lie."""
 
         def of_rows(rows: tuple[jax.Array, ...]) -> ClippedSum | UnclippedSum:
-            return clipped_sum(per_row, rows, bound, width, fixed_places=fixed_places)
+            return clipped_sum(per_row, rows, bound, width, fixed_places=fixed_places, may_loop=may_loop)
 
         return self._layout.sum(of_rows, rows) if self._layout else of_rows(rows)
 
@@ -441,7 +452,13 @@ class PrivateTarget:
             raise TypeError(f"this release is on all rows, but is accounted for as on {self._batches}")
 
     def _batch_rows(self, batch: Batch | None) -> tuple[jax.Array, ...]:
-        return self._rows if batch is None else tuple(row[batch.indices] for row in self._rows)
+        """The rows of a batch; of a table without rows zeros, which do not count."""
+        if batch is None:
+            return self._rows
+        rows = (
+            self._rows if self._rows[0].shape[0] else tuple(jnp.zeros((1, *r.shape[1:]), r.dtype) for r in self._rows)
+        )
+        return tuple(row[batch.indices] for row in rows)
 
     def _sampling_factor(self, size: int) -> float:
         """Makes the variance of a batch of `size` rows an unbiased estimate of that of its sum, given all rows."""
