@@ -79,6 +79,8 @@ _LISTED = frozenset(
     )
 )
 _OF_KEYS = frozenset(("random_bits", "random_fold_in", "random_split"))
+_ON_CPUS = frozenset(("eigh", "svd"))
+"""LAPACK's, which takes one row's matrix after the other; what libraries for other devices do is not known."""
 _LOOPING = frozenset(("random_gamma",))
 """Rejection samplers: each row's numbers are its own, and all rows wait for the last one."""
 _BETAINC = "regularized_incomplete_beta"
@@ -225,6 +227,8 @@ class _Follower:
             return _is_threefry(eqn)
         if name == _BETAINC:
             return betainc_is_elementwise(jax.default_backend())
+        if name in _ON_CPUS:
+            return jax.default_backend() == "cpu"
         return name in _LISTED or (self.may_loop and name in _LOOPING)
 
     def _branches(self, eqn: JaxprEqn, inputs: list[bool]) -> tuple[list[bool], set[str]]:

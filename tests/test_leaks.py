@@ -74,7 +74,7 @@ KERNELS = {
 }
 
 
-def constant_sum(per_row, rows, bound, width=1, size=None, owners=None, fixed_places=False):
+def constant_sum(per_row, rows, bound, width=1, size=None, owners=None, fixed_places=False, may_loop=False):
     shape = jax.eval_shape(per_row, tuple(row[:1] for row in rows)).shape
     shape = shape if owners is None else (owners.num_owners, *shape)
     return ClippedSum(jnp.zeros(shape, jnp.int32), jnp.full(shape, 17, jnp.int32), jnp.asarray(bound, jnp.float32))

@@ -57,7 +57,7 @@ def run(kernel, *, stock=False, seed=0, table=(X, Y), **options):
     return mcmc
 
 
-def constant_sum(per_row, rows, bound, width=1, size=None, owners=None, fixed_places=False):
+def constant_sum(per_row, rows, bound, width=1, size=None, owners=None, fixed_places=False, may_loop=False):
     """In the place of `clipped_sum`: the same for all rows."""
     shape = jax.eval_shape(per_row, tuple(row[:1] for row in rows)).shape
     return ClippedSum(jnp.zeros(shape, jnp.int32), jnp.full(shape, 17, jnp.int32), jnp.asarray(bound, jnp.float32))

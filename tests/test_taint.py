@@ -797,13 +797,20 @@ def _known_is_forgotten():
 
 
 @pytest.fixture
-def stubbed(monkeypatch, tmp_path):
-    """The mechanism, told nothing; randomness, time and paths that are the same in every run."""
-    base, prepared, target = numpyro_dp.kernels.base, numpyro_dp.kernels.prepared, numpyro_dp.kernels.target
+def stubbed(same_world, monkeypatch):
+    """The mechanism, told nothing."""
+    target = numpyro_dp.kernels.target
     monkeypatch.setattr(target, "RowSums", ConstantSums)
     monkeypatch.setattr(target, "clipped_sum", constant_sum)
     monkeypatch.setattr(numpyro_dp.sums, "clipped_sum", constant_sum)
     monkeypatch.setattr(target, "clipped_moments", constant_moments)
+    return same_world
+
+
+@pytest.fixture
+def same_world(monkeypatch, tmp_path):
+    """Randomness, time and paths that are the same in every run."""
+    base, prepared = numpyro_dp.kernels.base, numpyro_dp.kernels.prepared
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "run" / "state"))
     now = numpyro_dp.budget.datetime.datetime(2000, 1, 1)
     clock = SimpleNamespace(UTC=None, datetime=SimpleNamespace(now=lambda zone: now))
