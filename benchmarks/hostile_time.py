@@ -74,9 +74,8 @@ def worst(function: Callable, number: int) -> tuple[float, float, tuple]:
 
 
 def main() -> None:
-    print(
-        f"JAX {jax.__version__}, {jax.default_backend()}\n\n| function | usual | worst | at | of a row |\n|---|---|---|---|---|"
-    )
+    print(f"JAX {jax.__version__}, {jax.default_backend()}\n")
+    print("| function | usual | worst | at | of a row |\n|---|---|---|---|---|")
     for number, functions in ((2, OF_TWO), (1, OF_ONE)):
         for name, function in functions.items():
             usual, longest, where = worst(function, number)

@@ -175,7 +175,21 @@ SHOWN_BY_OTHERS = re.compile(
 )
 
 
+STATISTICAL = {
+    "test_audit",
+    "test_audit_runs",
+    "test_calibration",
+    "test_chains",
+    "test_exponential_family",
+    "test_statistics",
+    "test_stochastic_gradient",
+}
+"""Files whose slow tests are about laws: .ci/run has them, and .ci/nightly the other slow tests, which are variants."""
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         if SHOWN_BY_OTHERS.search(item.nodeid):
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("slow"):
+            item.add_marker("statistical" if item.module.__name__ in STATISTICAL else "nightly")

@@ -1,0 +1,67 @@
+# What .ci/run and .ci/nightly share: interpreters, clean checkouts, steps that are timed. Sourced, from the repository.
+
+source=$PWD
+work=$(mktemp -d)
+current="setting up" began=$SECONDS table=""
+
+finish() {
+    local status=$?
+    if [ "$status" -ne 0 ]; then
+        printf '\n== FAILED (exit %s) after %s s, in: %s\n' "$status" "$((SECONDS - began))" "$current"
+    fi
+    rm -rf "$work"
+    exit "$status"
+}
+trap finish EXIT
+
+# step NAME COMMAND...: runs the command and keeps its seconds for the table at the end.
+step() {
+    current=$1
+    shift
+    local start=$SECONDS
+    printf '\n== %s (%s)\n' "$current" "$(date +%T)"
+    "$@"
+    table+=$(printf '%6s s  %s' "$((SECONDS - start))" "$current")$'\n'
+}
+
+all_passed() {
+    printf '\n== seconds of each step\n%s%6s s  in all\n\n== all passed\n' "$table" "$((SECONDS - began))"
+}
+
+# The path of a Python of the given minor version, from PATH or from pyenv.
+find_python() {
+    local candidate
+    for candidate in "$(command -v "python$1" || true)" \
+        "$(pyenv prefix "$(pyenv latest "$1" 2>/dev/null)" 2>/dev/null || true)/bin/python"; do
+        if [ -n "$candidate" ] && "$candidate" -c "import sys; assert sys.version.startswith('$1.')" 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    return 1
+}
+
+# The README's command under a heading, word for word.
+readme_command() {
+    awk -v heading="$1" '$0 ~ heading { found = 1 } found && /^```/ { if (inside) exit; inside = 1; next } inside' README.md
+}
+
+# A clean checkout in which `python3` is the given interpreter.
+checkout() { # NAME PYTHON
+    mkdir -p "$work/$1/bin" "$work/$1/numpyro_dp"
+    git archive HEAD | tar -x -C "$work/$1/numpyro_dp"
+    ln -s "$2" "$work/$1/bin/python3"
+}
+
+in_checkout() ( # NAME COMMAND...
+    cd "$work/$1/numpyro_dp"
+    export PATH="$work/$1/bin:$PATH"
+    shift
+    bash -euo pipefail -c "$*"
+)
+
+oldest=$(find_python 3.11) || { current="finding Python 3.11, for the oldest stack"; exit 1; }
+newest=$(find_python 3.13 || find_python 3.12) || { current="finding Python 3.12 or 3.13, for the newest stack"; exit 1; }
+tests=$(readme_command "Run the tests")
+demo=$(readme_command "See it work")
+[ -n "$tests" ] && [ -n "$demo" ] || { current="finding the README's commands"; exit 1; }
