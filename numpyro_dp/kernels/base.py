@@ -289,8 +289,8 @@ class DPKernel(MCMCKernel, Algorithm):
         self._max_rows_per_unit = max_rows_per_unit
         self._unit_hash = "row"  # until rows are grouped
         self._owners = self._known_owners(owners)
-        if budget is not None and not isinstance(budget, PrivacyBudget):
-            raise TypeError(f"budget must be a numpyro_dp.PrivacyBudget, got {budget!r}; the number is `eps`")
+        if budget is not None:
+            _require_budget_type(budget)
         self._budget, self._shared = budget, None if budget is None else (budget.eps, budget.delta)
         name = getattr(model, "__name__", type(model).__name__)
         self._ledger = Ledger(NoiseSource(noise_seed), budget, f"{type(self).__name__} of {name}")
@@ -416,7 +416,9 @@ class DPKernel(MCMCKernel, Algorithm):
         :param budget: that the run was charged to.
         :return: the first iteration of a chain that can be made, where each has noise of its own; or 0.
         :raises PrivacyBudgetError: if it was not, or `noise_seed` was given, or owners in other processes go on, too.
+        :raises TypeError: if `budget` is something else, which could forget what it was charged.
         """
+        _require_budget_type(budget)
         if hasattr(self._owners, "exchange"):
             raise PrivacyBudgetError("owners in separate processes cannot resume a run: nobody sees whether all do")
         self._ledger.resume(budget)
@@ -500,7 +502,7 @@ class DPKernel(MCMCKernel, Algorithm):
             num_rows=plan.num_rows,
             num_chains=plan.num_chains,
             num_iterations=plan.num_iterations,
-            kinds=plan.kinds,
+            kinds=dict(plan.kinds),  # a reader who changes theirs must not change the plan
             made=self._ledger.spent(),
             clips={kind: self._describe_clip(kind) for kind in plan.kinds},
             noise=self._describe_noise(plan),
@@ -1047,6 +1049,11 @@ def _private_leaves(separated: SeparableModel, args: tuple, kwargs: dict) -> lis
     leaves = jax.tree.leaves((args, kwargs))
     private = [leaf for leaf, a in zip(leaves, separated.arguments, strict=True) if a.private]
     return [] if any(isinstance(leaf, jax.core.Tracer) for leaf in private) else private
+
+
+def _require_budget_type(budget: Any) -> None:
+    if not isinstance(budget, PrivacyBudget):
+        raise TypeError(f"budget must be a numpyro_dp.PrivacyBudget, got {budget!r}; the number is `eps`")
 
 
 def _check_positive_int(name: str, value: Any, optional: bool = False) -> None:
