@@ -17,6 +17,11 @@ privacy with adaptive privacy-loss parameters").
 A charge is on the disk before the noise is drawn, so a crash can only lose what was paid for. What a file cannot
 show is that it was replaced by an older copy of itself, or by a copy that went another way: a second record, the
 *witness*, remembers how far it had got. Whoever deletes both begins anew, which is why a new budget says that it is.
+The hashes have no key, so anybody can compute them. They notice accidents and roll-backs, not somebody who edits the
+file on purpose: who may write the file or its witness is trusted.
+
+**What cannot be seen.** A virtual machine that is restored from a snapshot, or a process from a checkpoint (CRIU), has
+the file, the witness or what it had claimed as they were. What was released since may be released again.
 
 **Runs that are resumed.** Further lines say how many of a run's releases a process has *claimed*: it does so before it
 makes them, a twentieth of the plan at a time. So a run that was pickled can go on elsewhere (`MCMC.resume`), as often
@@ -88,7 +93,8 @@ class PrivacyBudget:
         accept bits). Default: nothing.
     :param witness: a second file, which tells if the first was rolled back to an earlier state: on another disk, at
         best. Default: in the user's state directory. False for none.
-    :raises PrivacyBudgetError: if the file was changed or rolled back, or is for another budget.
+    :raises PrivacyBudgetError: if the file was changed or rolled back, or is for another budget. Who may write the
+        file is trusted: lines that are forged on purpose, with their hashes, are not noticed.
 
     ::
 
@@ -190,7 +196,7 @@ class PrivacyBudget:
     def require(self, plan: Plan) -> None:
         """Check that a plan could be charged now, without charging it.
 
-        :raises PrivacyBudgetError: naming what is left and the ways out; or if the plan's price is not that of its releases.
+        :raises PrivacyBudgetError: naming what is left and the ways out; or if a plan says less than it costs.
         :raises ValueError: if releases are counted by anything but whole numbers.
         """
         _require_price(plan)
@@ -368,7 +374,7 @@ class PrivacyBudget:
         }
 
     def _read(self) -> "_Known":
-        """What the file says, if it is what this package wrote, and all of it."""
+        """What the file says, if it is what this package wrote, and all of it; or what somebody forged with care."""
         entries, hashes = [], [_START]
         text = self.path.read_text(encoding="utf-8")
         for number, line in enumerate(text.splitlines(keepends=True), 1):

@@ -26,6 +26,23 @@ from numpyro_dp.mechanisms import Gaussian, Mechanism
 from numpyro_dp.noise import MAX_NOISE_MULTIPLIER, NoiseSource
 from numpyro_dp.subsampling import ALL_ROWS, AllRows, Batches
 
+_forks = 0  # of the process, from the first one that imported this module down to this one
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
+
+
+def _this_process() -> tuple[int, int]:
+    """What tells a process from those that it was forked from: a child may have its parent's number, in a container."""
+    return os.getpid(), _forks
+
+
 CLAIM = 1 / 20
 """The part of a plan's releases that a process sets aside at a time; as much may be lost if it crashes."""
 
@@ -259,6 +276,10 @@ def _planned(wanted: Mapping[str, Wanted], noise_multipliers: Mapping[str, float
 class Ledger:
     """Grants releases until the plan is used up. Thread-safe; cannot be copied or pickled into a second budget.
 
+    A fork of the process has no budget either. What no program can see from within is that the whole machine or process
+    was set back: a virtual machine that is restored from a snapshot, or a process from a checkpoint (CRIU), has the
+    ledger as it was, and may release again what was released since.
+
     :param budget: of the table, if it has one: the whole plan is charged to it before the first release, and releases
         are claimed from it, some at a time, before they are made. Who holds the noise holds the debt.
     :param what: the name of the run in it.
@@ -266,7 +287,7 @@ class Ledger:
     """
 
     def __init__(self, noise: NoiseSource | None, budget: SharedBudget | None = None, what: str = ""):
-        self._process = os.getpid()
+        self._process = _this_process()
         self._budget, self._what = budget, what
         self._run: str | None = None  # in the budget, once it is charged
         self._claimant: Claimant | None = None
@@ -300,7 +321,7 @@ class Ledger:
     @property
     def closed(self) -> bool:
         """Whether this is a copy, also by a fork of the process: it keeps the books but has no budget."""
-        return self._noise is None or os.getpid() != self._process
+        return self._noise is None or _this_process() != self._process
 
     @property
     def untouched(self) -> bool:
@@ -583,7 +604,7 @@ class Ledger:
             self._claimed = {name: list(counts) for name, counts in self._spent.items()}
             self._taken = {name: tuple(counts) for name, counts in self._spent.items()}
             self._claimant = budget.take_up(self._run, self._plan)
-            self._noise, self._budget, self._process = NoiseSource(), budget, os.getpid()
+            self._noise, self._budget, self._process = NoiseSource(), budget, _this_process()
             self._table, self._warned = None, False
 
     def first_iteration_left(self) -> int:

@@ -250,6 +250,41 @@ def test_a_fork_of_the_process_has_no_budget(path):
     assert ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")[0]
 
 
+@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_fork_with_the_number_of_its_parent_has_no_budget(monkeypatch):
+    """As between two containers, in each of which the process is the first; and so for a fork of the fork."""
+    ledger = Ledger(NoiseSource())
+    ledger.commit(plan(1.0))
+    number = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: number)
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        warnings.simplefilter("ignore")
+        os.write(write, _seen_in_a_fork(ledger))
+        grandchild = os.fork()
+        if grandchild:
+            os.waitpid(grandchild, 0)
+        else:
+            os.write(write, _seen_in_a_fork(ledger))
+        os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with os.fdopen(read, "rb") as pipe:
+        assert pipe.read() == b"closed, refused, new ones are open\n" * 2
+    assert not ledger.closed
+    assert grants(ledger, 1) == 1
+
+
+def _seen_in_a_fork(ledger):
+    own = Ledger(NoiseSource())
+    own.commit(plan(1.0))
+    said = "closed" if ledger.closed else "open"
+    granted = "granted" if ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")[0] else "refused"
+    return f"{said}, {granted}, new ones are {'closed' if own.closed else 'open'}\n".encode()
+
+
 def test_persons_that_are_others_do_not_share_a_budget(path):
     budget = PrivacyBudget(path, eps=3.0, delta=1e-1)
 
