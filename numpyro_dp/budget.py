@@ -38,7 +38,6 @@ import hashlib
 import json
 import math
 import os
-import secrets
 import threading
 import uuid
 import warnings
@@ -539,7 +538,7 @@ class RunClaimant:
     """
 
     def __init__(self, budget: PrivacyBudget, run: str):
-        self._budget, self._run, self._name = budget, run, secrets.token_hex(16)
+        self._budget, self._run, self._name = budget, run, uuid.uuid4().hex
         self._made: dict[str, list[int]] = {}
 
     def claim(self, counts: Mapping[str, Sequence[int]], kinds: Mapping[str, Releases]) -> bool:

@@ -331,8 +331,8 @@ class Ledger:
     def commit(self, plan: Plan, context: str = "") -> None:
         """Fix the plan. It cannot change once something has been released.
 
-        :param context: settings of the kernel that owns the ledger. Two kernels that share a noise seed but not their
-            settings draw different noise.
+        :param context: settings of the kernel that owns the ledger, and a fingerprint of its model. Two kernels that
+            share a noise seed but not these draw different noise.
         """
         with self._lock:
             if any(map(any, self._spent.values())):
