@@ -17,10 +17,17 @@ privacy with adaptive privacy-loss parameters").
 A charge is on the disk before the noise is drawn, so a crash can only lose what was paid for. What a file cannot
 show is that it was replaced by an older copy of itself, or by a copy that went another way: a second record, the
 *witness*, remembers how far it had got. Whoever deletes both begins anew, which is why a new budget says that it is.
+The hashes have no key, so anybody can compute them. They notice accidents and roll-backs, not somebody who edits the
+file on purpose: who may write the file or its witness is trusted.
+
+**What cannot be seen.** A virtual machine that is restored from a snapshot, or a process from a checkpoint (CRIU), has
+the file, the witness or what it had claimed as they were. What was released since may be released again.
 
 **Runs that are resumed.** Further lines say how many of a run's releases a process has *claimed*: it does so before it
 makes them, a twentieth of the plan at a time. So a run that was pickled can go on elsewhere (`MCMC.resume`), as often
-as one likes and after any crash, and its releases are made once: what was claimed is gone.
+as one likes and after any crash, and its releases are made once: what was claimed is gone. Each kernel that takes up a
+run is a *claimant* with a random name of its own. It may give back what it has claimed and not made, and nobody else
+may. Lines of version 0.1.0 name no claimant: what they claim counts, and what they give back does not.
 """
 
 import contextlib
@@ -38,10 +45,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from numpyro_dp import accounting
-from numpyro_dp.ledger import Plan, PrivacyBudgetError, Releases, flat_releases
+from numpyro_dp.ledger import Plan, PrivacyBudgetError, Releases, flat_releases, require_counts, require_whole
 from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Gaussian
 
 FORMAT = "numpyro_dp privacy budget 1"
@@ -87,7 +92,8 @@ class PrivacyBudget:
         accept bits). Default: nothing.
     :param witness: a second file, which tells if the first was rolled back to an earlier state: on another disk, at
         best. Default: in the user's state directory. False for none.
-    :raises PrivacyBudgetError: if the file was changed or rolled back, or is for another budget.
+    :raises PrivacyBudgetError: if the file was changed or rolled back, or is for another budget. Who may write the
+        file is trusted: lines that are forged on purpose, with their hashes, are not noticed.
 
     ::
 
@@ -107,17 +113,14 @@ class PrivacyBudget:
         other: tuple[float, float] | None = None,
         witness: "str | os.PathLike | bool" = True,
     ):
-        self.path = Path(path).resolve()  # of a link, too, so that all who use it lock the same file
+        self._path = Path(path).resolve()  # of a link, too, so that all who use it lock the same file
         self._witness_choice = witness
         self._threads = threading.Lock()
         self._notices: list[tuple[type[Warning], str]] = []  # given once the file is free again
         with self._locked():
             if not self.path.stat().st_size:
                 self._create(eps, delta, neighboring_relation or "replace_one", other or (0.0, 0.0))
-            header = self._read().header
-        self.eps, self.delta = float(header["eps"]), float(header["delta"])
-        self.neighboring_relation: str = header["neighboring_relation"]
-        self.other = (float(header["other"][0]), float(header["other"][1]))
+            self._header = self._read().header
         asked = {"eps": eps, "delta": delta, "neighboring_relation": neighboring_relation, "other": other}
         for name, value in asked.items():
             if value is not None and value != getattr(self, name):
@@ -125,6 +128,34 @@ class PrivacyBudget:
                     f"{self.path} is a budget with {name}={getattr(self, name)!r}, not {value!r}. What was promised "
                     f"about a table cannot be changed later: leave {name} out, or use another file for another table"
                 )
+
+    # What was promised about a table cannot be changed later, also not by an assignment.
+
+    @property
+    def path(self) -> Path:
+        """Of the file."""
+        return self._path
+
+    @property
+    def eps(self) -> float:
+        """What all runs together may cost, at `delta`."""
+        return float(self._header["eps"])
+
+    @property
+    def delta(self) -> float:
+        """What all runs together may cost."""
+        return float(self._header["delta"])
+
+    @property
+    def neighboring_relation(self) -> str:
+        """Of all the runs."""
+        return self._header["neighboring_relation"]
+
+    @property
+    def other(self) -> tuple[float, float]:
+        """What of the budget is set aside for runs whose releases are not all Gaussian."""
+        eps, delta = self._header["other"]
+        return float(eps), float(delta)
 
     # -- What is left ------------------------------------------------------------------------------------------------
 
@@ -164,48 +195,69 @@ class PrivacyBudget:
     def require(self, plan: Plan) -> None:
         """Check that a plan could be charged now, without charging it.
 
-        :raises PrivacyBudgetError: naming what is left and the ways out.
+        :raises PrivacyBudgetError: naming what is left and the ways out; or if a plan says less than it costs.
+        :raises ValueError: if releases are counted by anything but whole numbers.
         """
+        _require_price(plan)
         with self._locked():
             self._admit(plan, self._read().charges, "")
 
     def charge(self, plan: Plan, what: str) -> Charge:
         """Charge a plan to the file, or refuse it. Afterwards it is on the disk.
 
-        :raises PrivacyBudgetError: as `require`; or if the file was changed or rolled back.
+        :raises PrivacyBudgetError, ValueError: as `require`; or if the file was changed or rolled back.
         """
+        _require_price(plan)
         with self._locked():
             known = self._read()
             charge = self._admit(plan, known.charges, what)
             self._append({"kind": "charge", **dataclasses.asdict(charge)}, known)
         return charge
 
-    def claim(self, run: str, counts: Mapping[str, Sequence[int]], kinds: Mapping[str, Releases]) -> bool:
-        """Set releases of a run that has been charged aside for one process: nobody else will make them.
+    def take_up(self, run: str, plan: Plan) -> "RunClaimant":
+        """A new claimant for a run that was charged; a kernel's ledger is one.
+
+        It has claimed nothing yet, and whatever it does, others keep what they have claimed.
 
         :param run: `Charge.run`.
-        :param counts: how many more of each kind, for each of its mechanisms; negative ones are given back.
-        :param kinds: how many there are.
-        :return: whether they were left. If they were, the claim is on the disk.
+        :raises PrivacyBudgetError: if no such run was charged to this budget.
         """
+        self.claimed(run, plan)
+        return RunClaimant(self, run)
+
+    def _claim(
+        self, run: str, claimant: str, counts: Mapping[str, Sequence[int]], kinds: Mapping[str, Releases]
+    ) -> bool:
+        """See `RunClaimant.claim`."""
+        wanted = {name: require_whole(name, more, len(kinds[name].counts)) for name, more in counts.items()}
         with self._locked():
             known = self._read()
             if all(charge.run != run for charge in known.charges):
-                raise PrivacyBudgetError(f"no run {run!r} was charged to {self.path}")
+                raise PrivacyBudgetError(f"no run {run!r} was charged to {self.path}: it is another file than before")
             claimed = known.claimed(run)
-            for name, wanted in counts.items():
-                total = np.add(claimed.get(name, [0] * len(wanted)), wanted)
-                if (total < 0).any():
-                    raise ValueError(f"more {name} releases are given back than were claimed: {list(wanted)}")
-                if (total > kinds[name].counts).any():
+            for name, more in wanted.items():
+                planned = kinds[name].counts
+                have = claimed.get(name, (0,) * len(planned))
+                if any(a + b > most for a, b, most in zip(have, more, planned, strict=True)):
                     return False
-            self._append(
-                {"kind": "claim", "run": run, "counts": {k: list(map(int, c)) for k, c in counts.items()}}, known
-            )
+            self._append({"kind": "claim", "run": run, "claimant": claimant, "counts": wanted}, known)
         return True
 
+    def _give_back(self, run: str, claimant: str, made: Mapping[str, list[int]]) -> None:
+        """See `RunClaimant.give_back`."""
+        with self._locked():
+            known = self._read()
+            own, unused = known.books.get((run, claimant), {}), {}
+            for name, counts in made.items():
+                claimed = own.get(name, [0] * len(counts))
+                if any(count > most for count, most in zip(counts, claimed, strict=True)):
+                    raise ValueError(f"{counts} {name} releases cannot have been made, of which {claimed} were claimed")
+                unused[name] = [most - count for count, most in zip(counts, claimed, strict=True)]
+            if any(map(any, unused.values())):
+                self._append({"kind": "give back", "run": run, "claimant": claimant, "counts": unused}, known)
+
     def claimed(self, run: str, plan: Plan) -> dict[str, tuple[int, ...]]:
-        """What has been claimed of a run's releases, by whatever process.
+        """What has been claimed of a run's releases, by whatever process; of no kind more than was planned.
 
         :raises PrivacyBudgetError: if no such run was charged to this budget.
         """
@@ -217,7 +269,11 @@ class PrivacyBudget:
             raise PrivacyBudgetError(
                 f"this run was not charged to {self.path}, or not at this price: it was begun with another budget"
             )
-        return known.claimed(run)
+        claimed = known.claimed(run)
+        for name, kind in plan.kinds.items():  # more, where version 0.1.0 gave something back and claimed it again
+            if name in claimed:
+                claimed[name] = tuple(min(pair) for pair in zip(claimed[name], kind.counts, strict=True))
+        return claimed
 
     def _admit(self, plan: Plan, charges: tuple[Charge, ...], what: str) -> Charge:
         if plan.neighboring_relation != self.neighboring_relation:
@@ -237,9 +293,7 @@ class PrivacyBudget:
                 "guarantees for different units do not add up. Nothing was released. Pass the same unit, with the rows "
                 "in the same order, or use another file"
             )
-        releases = flat_releases(plan.kinds)
-        gaussian = plan.private and all(isinstance(mechanism, Gaussian) for mechanism, _ in releases)
-        rho = math.fsum(count * (mechanism.rho or 0.0) for mechanism, count in releases) if gaussian else None
+        rho = _rho_of(plan)
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         num_rows = None if plan.num_rows is None else int(plan.num_rows)
         run = uuid.uuid4().hex
@@ -252,7 +306,7 @@ class PrivacyBudget:
 
     def _admit_gaussian(self, charge: Charge, rho: float, charges: tuple[Charge, ...]) -> None:
         total = math.fsum([rho, *(c.rho for c in charges if c.rho is not None)])
-        if total > self._rho_allowed() * (1 + 1e-10):  # which was rounded down by more than that
+        if not total <= self._rho_allowed() * (1 + 1e-10):  # which was rounded down by more than that
             left = max(self._rho_allowed() - (total - rho), 0.0)
             eps = accounting.gaussian_eps(charge.delta, left) * (1 - 1e-6) if left > 0 else 0.0
             allowed = f"at most eps={eps:.4g}" if eps >= accounting.MIN_EPS else "nothing"
@@ -287,7 +341,7 @@ class PrivacyBudget:
         self._notices.append(
             (UserWarning, f"a new privacy budget was made, to which nothing is charged yet: {self.path}")
         )
-        self._append(header, _Known(header, (), (), ()))
+        self._append(header, _Known(header, (), {}, ()))
 
     def _new_header(
         self, eps: float | None, delta: float | None, relation: str, other: tuple[float, float]
@@ -319,7 +373,7 @@ class PrivacyBudget:
         }
 
     def _read(self) -> "_Known":
-        """What the file says, if it is what this package wrote, and all of it."""
+        """What the file says, if it is what this package wrote, and all of it; or what somebody forged with care."""
         entries, hashes = [], [_START]
         text = self.path.read_text(encoding="utf-8")
         for number, line in enumerate(text.splitlines(keepends=True), 1):
@@ -342,8 +396,29 @@ class PrivacyBudget:
         self._compare_with_witness(entries[0]["id"], hashes[1:])
         fields = [field.name for field in dataclasses.fields(Charge)]
         charges = tuple(Charge(**{name: e[name] for name in fields}) for e in entries if e["kind"] == "charge")
-        claims = tuple((e["run"], e["counts"]) for e in entries if e["kind"] == "claim")
-        return _Known(entries[0], charges, claims, tuple(hashes[1:]))
+        if not all(map(_costs, charges)):
+            raise PrivacyBudgetError(f"{self.path} has a charge below 0, or of no number: nobody knows what is left")
+        return _Known(entries[0], charges, self._books(entries), tuple(hashes[1:]))
+
+    def _books(self, entries: Sequence[Mapping[str, Any]]) -> "_Books":
+        """What each claimant has claimed and not given back."""
+        books: _Books = {}
+        for entry in entries:
+            if entry["kind"] not in ("claim", "give back"):
+                continue
+            run, claimant, back = entry["run"], entry.get("claimant"), entry["kind"] == "give back"
+            own = books.setdefault((run, claimant), {})
+            for name, counts in entry["counts"].items():
+                # Version 0.1.0 gave back by negative counts, whoever had claimed.
+                counts = counts if claimant is not None else [max(count, 0) for count in counts]
+                have = own.get(name, [0] * len(counts))
+                own[name] = [old - new if back else old + new for old, new in zip(have, counts, strict=True)]
+                if any(count < 0 for count in (*counts, *own[name])):
+                    raise PrivacyBudgetError(
+                        f"{self.path} says that more {name} releases of the run {run} were given back than claimed: "
+                        "nobody knows what is left"
+                    )
+        return books
 
     def _append(self, entry: dict[str, Any], known: "_Known") -> None:
         """Add a line. First the line, then the witness: after a crash in between, the file is ahead, and holds more."""
@@ -455,22 +530,102 @@ class PrivacyBudget:
         return f"PrivacyBudget({str(self.path)!r})"
 
 
+class RunClaimant:
+    """The hold of one ledger on a run that was charged: see `PrivacyBudget.take_up`.
+
+    Its name in the file is random and used by nobody else, also in no copy: what is given back under it was claimed
+    under it. Releases are reported as made before their noise exists, and never as fewer than before.
+    """
+
+    def __init__(self, budget: PrivacyBudget, run: str):
+        self._budget, self._run, self._name = budget, run, uuid.uuid4().hex
+        self._made: dict[str, list[int]] = {}
+
+    def claim(self, counts: Mapping[str, Sequence[int]], kinds: Mapping[str, Releases]) -> bool:
+        """Set further releases aside: nobody else will make them.
+
+        :param counts: how many more of each kind, for each of its mechanisms.
+        :param kinds: how many there are.
+        :return: whether they were left. If they were, the claim is on the disk.
+        :raises ValueError: if `counts` are no whole numbers, or negative.
+        """
+        return self._budget._claim(self._run, self._name, counts, kinds)
+
+    def give_back(self, made: Mapping[str, Sequence[int]]) -> None:
+        """Give back what this claimant has claimed of some kinds, but for the releases that were made.
+
+        :param made: by this claimant, of each of these kinds, for each of its mechanisms.
+        :raises ValueError: if that is more than it has claimed, or less than it has said before.
+        """
+        whole = {name: require_whole(name, counts, len(counts)) for name, counts in made.items()}
+        for name, counts in whole.items():
+            known = self._made.get(name, [0] * len(counts))
+            if any(now < before for now, before in zip(counts, known, strict=True)):
+                raise ValueError(f"{known} {name} releases were made before, and cannot be {counts} now")
+        self._made |= whole
+        self._budget._give_back(self._run, self._name, whole)
+
+    def __reduce__(self):
+        raise TypeError("a claimant cannot be copied or pickled: two of one name could give back what the other made")
+
+
+_Books = dict[tuple[str, str | None], dict[str, list[int]]]
+
+
 class _Known(NamedTuple):
-    """What a file says, and the hash of each of its lines."""
+    """What a file says, and the hash of each of its lines.
+
+    :ivar books: by run and claimant, what is claimed of each kind of release.
+    """
 
     header: dict[str, Any]
     charges: tuple[Charge, ...]
-    claims: tuple[tuple[str, dict[str, list[int]]], ...]
+    books: _Books
     hashes: tuple[str, ...]
 
     def claimed(self, run: str) -> dict[str, tuple[int, ...]]:
         """Sum of a run's claims, for each kind of release."""
-        total: dict[str, Any] = {}
-        for name, counts in (
-            (name, counts) for of, kinds in self.claims if of == run for name, counts in kinds.items()
-        ):
-            total[name] = np.add(total.get(name, 0), counts)
-        return {name: tuple(counts.tolist()) for name, counts in total.items()}
+        total: dict[str, tuple[int, ...]] = {}
+        for kinds in (kinds for (of, _), kinds in self.books.items() if of == run):
+            for name, counts in kinds.items():
+                before = total.get(name, (0,) * len(counts))
+                total[name] = tuple(map(sum, zip(before, counts, strict=True)))
+        return total
+
+
+def _require_price(plan: Plan) -> None:
+    """Refuse a plan that says a price which its releases do not have, or none: it would lower what others have spent.
+
+    :raises PrivacyBudgetError: naming the price.
+    :raises ValueError: if the counts of its releases are no counts.
+    """
+    require_counts(plan.kinds)
+    if not (plan.eps > 0 and 0 <= plan.delta < 1):
+        raise PrivacyBudgetError(
+            f"a run costs a positive eps and a delta from 0 to 1, and this plan says ({plan.eps}, {plan.delta}). "
+            "Nothing was released"
+        )
+    if _rho_of(plan) is None and plan.eps < math.inf:
+        eps = accounting.composed_eps(flat_releases(plan.kinds), plan.delta, plan.neighboring_relation)
+        if not eps <= plan.eps * (1 + 1e-9):
+            raise PrivacyBudgetError(
+                f"this plan says that it costs eps={plan.eps:g} at delta={plan.delta:.3g}, and its releases cost "
+                f"{eps:g}. Nothing was released"
+            )
+
+
+def _rho_of(plan: Plan) -> float | None:
+    """What a plan costs in rho, if all of its releases are Gaussian; otherwise None."""
+    releases = flat_releases(plan.kinds)
+    if not plan.private or not all(isinstance(mechanism, Gaussian) for mechanism, _ in releases):
+        return None
+    return math.fsum(count * (mechanism.rho or 0.0) for mechanism, count in releases)
+
+
+def _costs(charge: Charge) -> bool:
+    """Whether a charge adds to what is spent."""
+    numbers = (charge.eps, charge.delta, 0.0 if charge.rho is None else charge.rho)
+    return all(number >= 0 for number in numbers)  # which NaN is not
 
 
 def _hash(entry: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import hashlib
 import math
+import operator
 import os
 import threading
 import warnings
@@ -24,6 +25,23 @@ from numpyro_dp import accounting
 from numpyro_dp.mechanisms import Gaussian, Mechanism
 from numpyro_dp.noise import MAX_NOISE_MULTIPLIER, NoiseSource
 from numpyro_dp.subsampling import ALL_ROWS, AllRows, Batches
+
+_forks = 0  # of the process, from the first one that imported this module down to this one
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
+
+
+def _this_process() -> tuple[int, int]:
+    """What tells a process from those that it was forked from: a child may have its parent's number, in a container."""
+    return os.getpid(), _forks
+
 
 CLAIM = 1 / 20
 """The part of a plan's releases that a process sets aside at a time; as much may be lost if it crashes."""
@@ -116,17 +134,27 @@ class Plan:
         return all(m.noise_multiplier > 0 for kind in self.kinds.values() for m in kind.mechanisms)
 
 
+class Claimant(Protocol):
+    """The hold that one ledger has on a run. What it has claimed, nobody else can make or give back."""
+
+    def claim(self, counts: Mapping[str, Sequence[int]], kinds: Mapping[str, Releases]) -> bool:
+        """Set so many more releases aside for this ledger alone, if they are left."""
+
+    def give_back(self, made: Mapping[str, Sequence[int]]) -> None:
+        """Give back what this ledger has claimed of these kinds, but for the releases that it has made."""
+
+
 class SharedBudget(Protocol):
     """A budget that several runs draw on, in several processes; `numpyro_dp.PrivacyBudget`."""
 
     def charge(self, plan: Plan, what: str) -> Any:
         """Charge a whole plan; the result's `run` is the name of the run."""
 
-    def claim(self, run: str, counts: Mapping[str, Sequence[int]], kinds: Mapping[str, Releases]) -> bool:
-        """Set releases of a run aside for this process alone (or give them back, if `counts` are negative)."""
+    def take_up(self, run: str, plan: Plan) -> Claimant:
+        """A new claimant for a run that was charged, which has claimed nothing yet."""
 
     def claimed(self, run: str, plan: Plan) -> dict[str, tuple[int, ...]]:
-        """What any process has set aside."""
+        """What all claimants together have set aside."""
 
 
 def flat_releases(
@@ -139,6 +167,32 @@ def flat_releases(
         for mechanism, count in zip(kind.mechanisms, kind.counts if counts is None else counts[name], strict=True)
         if count
     )
+
+
+def require_counts(kinds: Mapping[str, Releases]) -> None:
+    """Check that releases are counted by whole numbers. Negative ones would pay for others.
+
+    :raises ValueError: naming the kind and its counts.
+    """
+    for name, kind in kinds.items():
+        require_whole(name, kind.counts, len(kind.mechanisms))
+
+
+def require_whole(name: str, counts: Sequence[int], length: int) -> list[int]:
+    """So many whole numbers, none of them negative, as Python's own integers.
+
+    :raises ValueError: if `counts` are something else.
+    """
+    try:
+        whole = [operator.index(count) for count in counts]
+    except TypeError:
+        whole = []
+    if len(whole) != length or len(counts) != length or any(count < 0 for count in whole):
+        raise ValueError(
+            f"{name} releases are counted by {length} whole number(s) of at least 0, one for each mechanism; got "
+            f"{list(counts)}"
+        )
+    return whole
 
 
 def plan_for_budget(
@@ -222,6 +276,10 @@ def _planned(wanted: Mapping[str, Wanted], noise_multipliers: Mapping[str, float
 class Ledger:
     """Grants releases until the plan is used up. Thread-safe; cannot be copied or pickled into a second budget.
 
+    A fork of the process has no budget either. What no program can see from within is that the whole machine or process
+    was set back: a virtual machine that is restored from a snapshot, or a process from a checkpoint (CRIU), has the
+    ledger as it was, and may release again what was released since.
+
     :param budget: of the table, if it has one: the whole plan is charged to it before the first release, and releases
         are claimed from it, some at a time, before they are made. Who holds the noise holds the debt.
     :param what: the name of the run in it.
@@ -229,10 +287,12 @@ class Ledger:
     """
 
     def __init__(self, noise: NoiseSource | None, budget: SharedBudget | None = None, what: str = ""):
-        self._process = os.getpid()
+        self._process = _this_process()
         self._budget, self._what = budget, what
         self._run: str | None = None  # in the budget, once it is charged
-        self._claimed: dict[str, list[int]] = {}
+        self._claimant: Claimant | None = None
+        self._taken: dict[str, tuple[int, ...]] = {}  # claimed by others before this ledger took up their run
+        self._claimed: dict[str, list[int]] = {}  # by them, and by this ledger
         self._noise: NoiseSource | None = noise
         self.reproducible = noise is not None and noise.reproducible
         self._lock = threading.Lock()
@@ -261,7 +321,7 @@ class Ledger:
     @property
     def closed(self) -> bool:
         """Whether this is a copy, also by a fork of the process: it keeps the books but has no budget."""
-        return self._noise is None or os.getpid() != self._process
+        return self._noise is None or _this_process() != self._process
 
     @property
     def untouched(self) -> bool:
@@ -271,13 +331,15 @@ class Ledger:
     def commit(self, plan: Plan, context: str = "") -> None:
         """Fix the plan. It cannot change once something has been released.
 
-        :param context: settings of the kernel that owns the ledger. Two kernels that share a noise seed but not their
-            settings draw different noise.
+        :param context: settings of the kernel that owns the ledger, and a fingerprint of its model. Two kernels that
+            share a noise seed but not these draw different noise.
         """
         with self._lock:
             if any(map(any, self._spent.values())):
                 raise PrivacyBudgetError("the budget of this kernel is committed already, and part of it is spent")
-            self._run = None  # first: should this be interrupted, no plan may stand beside the charge of another
+            # First: should this be interrupted, no plan may stand beside the charge of another.
+            self._run, self._claimant, self._taken = None, None, {}
+            plan = dataclasses.replace(plan, kinds=dict(plan.kinds.items()))  # which nobody else can change later
             self._plan = plan
             self._spent = {name: [0] * len(kind.counts) for name, kind in plan.kinds.items()}
             self._claimed = {name: [0] * len(kind.counts) for name, kind in plan.kinds.items()}
@@ -290,6 +352,7 @@ class Ledger:
         for it, so that adaptive composition covers it (Dong, Roth and Su 2022, Theorem 4).
 
         :raises PrivacyBudgetError: if `kinds` are not Gaussian, cost more, or the reserve is touched or gone.
+        :raises ValueError: if one of `kinds` has another name's place, or a count that is no count.
         """
         with self._lock:
             plan = self.plan
@@ -297,6 +360,7 @@ class Ledger:
                 raise PrivacyBudgetError(f"there is no untouched {reserve} in the budget of this kernel")
             if set(kinds) & set(plan.kinds):
                 raise ValueError(f"{sorted(set(kinds) & set(plan.kinds))} are planned already")
+            require_counts(kinds)
             new, old = flat_releases(kinds), flat_releases({reserve: plan.kinds[reserve]})
             if not all(isinstance(mechanism, Gaussian) for mechanism, _ in (*new, *old)):
                 raise PrivacyBudgetError("only Gaussian releases may be decided on later")
@@ -414,7 +478,7 @@ class Ledger:
         :param nonce: see `NoiseSource.draw`.
         """
         for name, request in requests.items():
-            if request.number < 0:
+            if operator.index(request.number) < 0:
                 raise ValueError(f"a release cannot be taken back, got a count of {request.number} for {name}")
         source = None if self.closed else self._noise
         with self._lock:
@@ -473,6 +537,8 @@ class Ledger:
         plan = self.plan
         if self._run is None:
             self._run = self._budget.charge(plan, self._what).run
+        if self._claimant is None:
+            self._claimant = self._budget.take_up(self._run, plan)
         missing = {
             name: (stage, self._spent[name][stage] + number - self._claimed[name][stage])
             for name, (stage, number) in wanted.items()
@@ -483,7 +549,7 @@ class Ledger:
         ahead = {name: self._block(name, *short) for name, short in missing.items()}
         exactly = {name: _at(len(self._claimed[name]), *short) for name, short in missing.items()}
         for counts in (ahead, exactly):
-            if self._budget.claim(self._run, counts, plan.kinds):
+            if self._claimant.claim(counts, plan.kinds):
                 for name, more in counts.items():
                     self._claimed[name] = [have + count for have, count in zip(self._claimed[name], more, strict=True)]
                 return True
@@ -501,14 +567,18 @@ class Ledger:
         return block
 
     def settle(self) -> None:
-        """Give back to the budget of the table what was claimed and not made."""
+        """Give back to the budget of the table what this ledger has claimed and not made."""
         with self._lock:
-            if self._budget is None or self._run is None or self.closed:
+            if self._claimant is None or self.closed:
                 return
-            unused = {name: np.subtract(self._spent[name], claimed).tolist() for name, claimed in self._claimed.items()}
-            if any(map(any, unused.values())):
-                self._claimed = {name: list(counts) for name, counts in self._spent.items()}
-                self._budget.claim(self._run, unused, self.plan.kinds)
+            # First: should this be interrupted, what may have been given back is claimed anew.
+            self._claimed = {name: _least(counts, self._spent[name]) for name, counts in self._claimed.items()}
+            self._claimant.give_back({name: self._own(name, counts) for name, counts in self._claimed.items()})
+
+    def _own(self, name: str, counts: Sequence[int]) -> list[int]:
+        """Those of the releases that nobody else had claimed before."""
+        taken = self._taken.get(name, (0,) * len(counts))
+        return [count - others for count, others in zip(counts, taken, strict=True)]
 
     def resume(self, budget: SharedBudget) -> None:
         """Take up a run that was begun elsewhere: what nobody has claimed of its plan.
@@ -532,7 +602,9 @@ class Ledger:
                 name: list(taken.get(name, [0] * len(kind.counts))) for name, kind in self._plan.kinds.items()
             }
             self._claimed = {name: list(counts) for name, counts in self._spent.items()}
-            self._noise, self._budget, self._process = NoiseSource(), budget, os.getpid()
+            self._taken = {name: tuple(counts) for name, counts in self._spent.items()}
+            self._claimant = budget.take_up(self._run, self._plan)
+            self._noise, self._budget, self._process = NoiseSource(), budget, _this_process()
             self._table, self._warned = None, False
 
     def first_iteration_left(self) -> int:
@@ -570,3 +642,7 @@ def _reference(leaf: Any) -> Any:
 
 def _at(length: int, stage: int, count: int) -> list[int]:
     return [count if k == stage else 0 for k in range(length)]
+
+
+def _least(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    return [min(pair) for pair in zip(one, other, strict=True)]

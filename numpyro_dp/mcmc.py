@@ -1,5 +1,6 @@
 """`MCMC`: NumPyro's MCMC with the budget planned beforehand, a report afterwards, and results without data."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -116,17 +117,45 @@ class MCMC(numpyro_mcmc.MCMC):
         return state
 
 
+_cache_lock = threading.Lock()
+_private_runs: set[object] = set()  # that are going on in this process, in whatever thread
+_cache_was_enabled: bool | None = None  # before them
+
+
 @contextmanager
 def _no_compilation_cache_on_disk() -> Iterator[None]:
-    """NumPyro compiles the model's arguments into its programs, and JAX's persistent cache would keep those on disk."""
-    if not jax.config.jax_compilation_cache_dir:
-        yield
-        return
-    enabled = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # forget that it was found enabled
+    """NumPyro compiles the model's arguments into its programs, and JAX's persistent cache would keep those on disk.
+
+    The cache is one for the whole process: the first private run switches it off and the last restores what was there.
+    It is switched off without a directory, too, since somebody may name one while the run compiles.
+    """
+    run = object()
     try:
+        with _cache_lock:
+            _private_runs.add(run)
+            _switch_cache_off()
         yield
     finally:
-        jax.config.update("jax_enable_compilation_cache", enabled)
-        compilation_cache.reset_cache()
+        with _cache_lock:
+            _private_runs.discard(run)
+            if not _private_runs:
+                _restore_cache()
+
+
+def _switch_cache_off() -> None:
+    global _cache_was_enabled
+    enabled = jax.config.jax_enable_compilation_cache
+    if _cache_was_enabled is None or enabled:  # enabled by somebody while another run is going on
+        _cache_was_enabled = enabled
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # forget that it was found enabled
+
+
+def _restore_cache() -> None:
+    global _cache_was_enabled
+    if _cache_was_enabled is None:  # this run was interrupted before it switched anything
+        return
+    if _cache_was_enabled:
+        jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
+    _cache_was_enabled = None  # at last: whoever is interrupted before leaves it to the next run

@@ -1,5 +1,6 @@
 """One budget for a table: kernels, threads and processes draw on a file, and nothing makes it count too little."""
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -23,7 +24,7 @@ from numpyro_dp import DPHMC, DPSGLD, MCMC, DPBarker, DPPenalty, Preparation, Pr
 from numpyro_dp.accounting import gaussian_delta, gaussian_eps, gaussian_rho
 from numpyro_dp.kernels.prepared import _hash
 from numpyro_dp.ledger import Ledger, Plan, Releases, Request
-from numpyro_dp.mechanisms import Gaussian
+from numpyro_dp.mechanisms import Gaussian, PoissonGaussian
 from numpyro_dp.noise import NoiseSource
 
 pytestmark = pytest.mark.filterwarnings("ignore:a new privacy budget was made")
@@ -247,6 +248,41 @@ def test_a_fork_of_the_process_has_no_budget(path):
         os._exit(int(granted or bool(drawn["ratio"].noise.any())))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_fork_with_the_number_of_its_parent_has_no_budget(monkeypatch):
+    """As between two containers, in each of which the process is the first; and so for a fork of the fork."""
+    ledger = Ledger(NoiseSource())
+    ledger.commit(plan(1.0))
+    number = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: number)
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        warnings.simplefilter("ignore")
+        os.write(write, _seen_in_a_fork(ledger))
+        grandchild = os.fork()
+        if grandchild:
+            os.waitpid(grandchild, 0)
+        else:
+            os.write(write, _seen_in_a_fork(ledger))
+        os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with os.fdopen(read, "rb") as pipe:
+        assert pipe.read() == b"closed, refused, new ones are open\n" * 2
+    assert not ledger.closed
+    assert grants(ledger, 1) == 1
+
+
+def _seen_in_a_fork(ledger):
+    own = Ledger(NoiseSource())
+    own.commit(plan(1.0))
+    said = "closed" if ledger.closed else "open"
+    granted = "granted" if ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")[0] else "refused"
+    return f"{said}, {granted}, new ones are {'closed' if own.closed else 'open'}\n".encode()
 
 
 def test_persons_that_are_others_do_not_share_a_budget(path):
@@ -690,17 +726,252 @@ def test_after_a_crash_noise_that_changes_over_time_goes_on_where_nothing_is_gon
     assert made == (1,) * 12 + (0,) * 28
 
 
-def test_a_claim_belongs_to_a_charge_and_no_more_is_given_back_than_was_claimed(path):
-    budget, kinds = PrivacyBudget(path, eps=2.0, delta=1e-6), plan(1.0).kinds
-    with pytest.raises(PrivacyBudgetError, match="no run 'another' was charged"):
-        budget.claim("another", {"ratio": (1,)}, kinds)
-    run = budget.charge(plan(1.0), "run").run
-    assert budget.claim(run, {"ratio": (4,)}, kinds)
-    with pytest.raises(ValueError, match="more ratio releases are given back than were claimed"):
-        budget.claim(run, {"ratio": (-5,)}, kinds)
-    assert budget.claim(run, {"ratio": (-4,)}, kinds)
-    assert budget.claim(run, {"ratio": (10,)}, kinds)
-    assert not budget.claim(run, {"ratio": (1,)}, kinds)
+def ratio(*counts):
+    return {"ratio": counts}
+
+
+def grants(ledger, most=1000):
+    """How many releases are granted until none is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return sum(ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")[0] for _ in range(most))
+
+
+def test_nobody_can_give_back_releases_that_were_made(path):
+    """By whatever public method: a run that made 5 of 10 releases has 5 left, wherever it is resumed."""
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-6)
+    ledger = Ledger(NoiseSource(), budget, "run")
+    ledger.commit(plan(1.0))
+    assert grants(ledger, 5) == 5
+    (charge,) = budget.charges
+    for attempt in (
+        lambda: budget.claim(charge.run, ratio(-5), ledger.plan.kinds),  # which version 0.1.0 had
+        lambda: budget.take_up(charge.run, ledger.plan).claim(ratio(-5), ledger.plan.kinds),
+        lambda: budget.take_up(charge.run, ledger.plan).give_back(ratio(0)),
+        lambda: budget.take_up(charge.run, ledger.plan).give_back(ratio(-5)),
+        ledger.settle,
+    ):
+        with contextlib.suppress(AttributeError, ValueError):
+            attempt()
+        assert budget.claimed(charge.run, ledger.plan) == ratio(5)
+    resumed = pickle.loads(pickle.dumps(ledger))
+    resumed.resume(PrivacyBudget(path))
+    assert grants(resumed) == 5
+
+
+def test_a_claimant_gives_back_what_it_claimed_itself_and_did_not_make(path):
+    budget, planned = PrivacyBudget(path, eps=2.0, delta=1e-6), plan(1.0)
+    with pytest.raises(PrivacyBudgetError, match="this run was not charged to"):
+        budget.take_up("another", planned)
+    run = budget.charge(planned, "run").run
+    first, second = (budget.take_up(run, planned) for _ in range(2))
+    assert first.claim(ratio(4), planned.kinds)
+    assert second.claim(ratio(3), planned.kinds)
+    assert not second.claim(ratio(4), planned.kinds)
+    with pytest.raises(ValueError, match=r"\[5\] ratio releases cannot have been made, of which \[4\] were claimed"):
+        first.give_back(ratio(5))
+    first = budget.take_up(run, planned)
+    assert first.claim(ratio(3), planned.kinds)
+    first.give_back(ratio(2))
+    assert budget.claimed(run, planned) == ratio(9)
+    first.give_back(ratio(2))
+    assert budget.claimed(run, planned) == ratio(9)
+    assert first.claim(ratio(1), planned.kinds)
+    with pytest.raises(ValueError, match=r"\[2\] ratio releases were made before, and cannot be \[0\] now"):
+        first.give_back(ratio(0))
+    assert budget.claimed(run, planned) == ratio(10)
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="a claimant cannot be copied"):
+            duplicate(first)
+
+
+@pytest.mark.parametrize("counts", [(-1,), (1.5,), (math.nan,), ("1",), (1, 1), (-(2**70),)])
+def test_a_claim_is_counted_by_whole_numbers(path, counts):
+    budget, planned = PrivacyBudget(path, eps=2.0, delta=1e-6), plan(1.0)
+    run = budget.charge(planned, "run").run
+    claimant = budget.take_up(run, planned)
+    for act in (lambda: claimant.claim(ratio(*counts), planned.kinds), lambda: claimant.give_back(ratio(*counts))):
+        with pytest.raises(ValueError, match="ratio releases"):
+            act()
+    assert budget.claimed(run, planned) == {}
+    assert not claimant.claim(ratio(2**63 - 1), planned.kinds)
+
+
+def test_files_of_version_0_1_0_are_read_and_their_claims_stay(path):
+    """They name no claimant, so nobody knows whether what was given back had been made."""
+    budget, planned = PrivacyBudget(path, eps=2.0, delta=1e-6), plan(1.0)
+    run = budget.charge(planned, "run").run
+    for count in (4, -3, 2):
+        with budget._locked():
+            budget._append({"kind": "claim", "run": run, "counts": {"ratio": [count]}}, budget._read())
+    again = PrivacyBudget(path)
+    assert again.claimed(run, planned) == ratio(6)
+    claimant = again.take_up(run, planned)
+    claimant.give_back(ratio(0))
+    assert again.claimed(run, planned) == ratio(6)
+    assert not claimant.claim(ratio(5), planned.kinds)
+    assert claimant.claim(ratio(4), planned.kinds)
+    with again._locked():
+        again._append({"kind": "claim", "run": run, "counts": {"ratio": [1]}}, again._read())
+    assert again.claimed(run, planned) == ratio(10)  # though 11 were claimed, some of them twice
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"kind": "give back", "claimant": "a", "counts": {"ratio": [5]}}, "more ratio releases .* given back than"),
+        ({"kind": "give back", "claimant": "b", "counts": {"ratio": [1]}}, "more ratio releases .* given back than"),
+        ({"kind": "give back", "counts": {"ratio": [1]}}, "more ratio releases .* given back than"),
+        ({"kind": "claim", "claimant": "a", "counts": {"ratio": [-1]}}, "more ratio releases .* given back than"),
+        ({"kind": "charge", "rho": math.nan}, "a charge below 0, or of no number"),
+        ({"kind": "charge", "rho": None, "eps": -1.0}, "a charge below 0, or of no number"),
+        ({"kind": "charge", "rho": None, "delta": -1e-6}, "a charge below 0, or of no number"),
+    ],
+)
+def test_a_file_that_gives_back_what_was_not_claimed_is_refused(path, entry, message):
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-6)
+    charge = budget.charge(plan(1.0), "run")
+    with budget._locked():
+        budget._append({"kind": "claim", "run": charge.run, "claimant": "a", "counts": {"ratio": [4]}}, budget._read())
+        budget._append(dataclasses.asdict(charge) | entry, budget._read())
+    for act in (lambda: budget.charges, lambda: budget.charge(plan(0.1), "c"), lambda: PrivacyBudget(path)):
+        with pytest.raises(PrivacyBudgetError, match=message):
+            act()
+
+
+def weird(**changes):
+    kinds = {"ratio": Releases((PoissonGaussian(2.0, 0.1),), (10,))}
+    return dataclasses.replace(plan(1.0), kinds=kinds, **changes)
+
+
+def with_counts(*counts):
+    planned = plan(1.0)
+    kinds = {str(k): Releases(planned.kinds["ratio"].mechanisms, (count,)) for k, count in enumerate(counts)}
+    return dataclasses.replace(planned, kinds=kinds)
+
+
+@pytest.mark.parametrize(
+    ("planned", "error", "message"),
+    [
+        (with_counts(10, -9), ValueError, "whole number"),
+        (with_counts(math.nan), ValueError, "whole number"),
+        (with_counts(0.5), ValueError, "whole number"),
+        (dataclasses.replace(plan(1.0), eps=math.nan), PrivacyBudgetError, "positive eps"),
+        (dataclasses.replace(plan(1.0), delta=math.nan), PrivacyBudgetError, "positive eps"),
+        (weird(eps=-1.0), PrivacyBudgetError, "positive eps"),
+        (weird(delta=-1e-6), PrivacyBudgetError, "positive eps"),
+        (weird(eps=0.01), PrivacyBudgetError, "its releases cost"),
+        (weird(eps=math.inf), PrivacyBudgetError, "would cost"),
+        (
+            dataclasses.replace(plan(1.0), kinds={"ratio": Releases((Gaussian(0.0),), (1,))}),
+            PrivacyBudgetError,
+            "its releases cost inf",
+        ),
+    ],
+    ids=lambda value: "" if not isinstance(value, str) else value,
+)
+def test_a_plan_whose_price_is_none_is_not_charged(path, planned, error, message):
+    """A negative one would pay for others, and after NaN every sum would be one."""
+    budget = PrivacyBudget(path, eps=3.0, delta=1e-5, other=(1.5, 5e-6))
+    for act in (budget.require, lambda planned: budget.charge(planned, "run")):
+        with pytest.raises(error, match=message):
+            act(planned)
+    assert budget.charges == ()
+
+
+def test_what_a_reserve_is_spent_on_is_counted_by_whole_numbers():
+    """Two releases and minus one cost as little as one."""
+    (mechanism,) = plan(1.0).kinds["ratio"].mechanisms
+    ledger = Ledger(NoiseSource())
+    ledger.commit(dataclasses.replace(plan(1.0), kinds={"reserve": Releases((mechanism,), (1,))}))
+    for kinds, error in (
+        ({"a": Releases((mechanism,), (2,)), "b": Releases((mechanism,), (-1,))}, ValueError),
+        ({"a": Releases((mechanism,), (math.nan,))}, ValueError),
+        ({"a": Releases((Gaussian(1e-3),), (1,))}, PrivacyBudgetError),
+    ):
+        with pytest.raises(error):
+            ledger.assign("reserve", kinds)
+    assert ledger.plan.kinds == {"reserve": Releases((mechanism,), (1,))}
+
+
+def test_a_request_is_a_whole_number():
+    ledger = Ledger(NoiseSource())
+    ledger.commit(plan(1.0))
+    with pytest.raises(TypeError):
+        ledger.grant({"ratio": Request(0.5, (1,))}, 0, 50, b"")
+    assert ledger.untouched
+
+
+def test_whoever_changes_a_report_or_a_plan_of_theirs_changes_no_budget(path):
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-3)
+    mcmc = fit(DPPenalty(model, eps=1.0, step_size=0.1, budget=budget))
+    kinds = mcmc.privacy.kinds
+    kinds["ratio"] = Releases(kinds["ratio"].mechanisms, (1000,))
+    assert grants(mcmc.sampler._ledger) == 0
+    mine = plan(1.0)
+    ledger = Ledger(NoiseSource())
+    ledger.commit(mine)
+    mine.kinds["ratio"] = Releases(mine.kinds["ratio"].mechanisms, (1000,))
+    assert grants(ledger) == 10
+
+
+def test_what_was_promised_cannot_be_assigned(path):
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-6)
+    for name, value in (
+        ("eps", 9.0),
+        ("delta", 0.1),
+        ("other", (9.0, 0.1)),
+        ("neighboring_relation", "x"),
+        ("path", ""),
+    ):
+        with pytest.raises(AttributeError):
+            setattr(budget, name, value)
+
+
+def test_a_run_is_resumed_with_a_real_budget_only(path):
+    class Forgetful:
+        def claimed(self, *args):
+            return {}
+
+        def take_up(self, *args):
+            return self
+
+        def claim(self, *args):
+            return True
+
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-3)
+    first = part(DPPenalty(model, eps=1.0, step_size=0.1, budget=budget, num_iterations=14))
+    with pytest.raises(TypeError, match=r"budget must be a numpyro_dp\.PrivacyBudget"):
+        again(first).resume(Forgetful())
+
+
+def test_whoever_grants_settles_and_resumes_in_any_order_releases_no_more_than_the_plan(path):
+    """Ledgers that settle twice, or after others have taken up the run; some crash, and some come from old pickles."""
+    rng = np.random.default_rng(0)
+    budget = PrivacyBudget(path, eps=1.0, delta=1e-3)
+    ledger = Ledger(NoiseSource(), budget, "run")
+    ledger.commit(plan(0.5, count=60))
+    made = grants(ledger, 1)
+    ledgers, pickles = [ledger], [pickle.dumps(ledger)]
+    for _ in range(200):
+        one = ledgers[rng.integers(len(ledgers))]
+        act = rng.choice(["grant", "settle", "pickle", "resume", "crash"], p=[0.4, 0.3, 0.1, 0.15, 0.05])
+        if act == "grant":
+            made += grants(one, 1)
+        elif act == "settle":
+            one.settle()
+        elif act == "pickle":
+            pickles.append(pickle.dumps(one))
+        elif act == "resume":
+            ledgers.append(pickle.loads(pickles[rng.integers(len(pickles))]))
+            ledgers[-1].resume(budget)
+        elif len(ledgers) > 1:
+            ledgers.remove(one)
+        assert made <= sum(budget.claimed(budget.charges[0].run, ledger.plan)["ratio"]) <= 60
+    for one in ledgers:
+        made += grants(one, 60)
+        one.settle()
+    assert 50 <= made <= 60
 
 
 def test_a_plan_that_is_committed_only_in_part_has_no_charge(path):

@@ -6,10 +6,13 @@ same shape. A mutation that lets one exact number out is caught the same way.
 
 import functools
 import io
+import itertools
 import pickle
 import re
+import threading
 import warnings
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from types import FunctionType, MethodType, ModuleType
 
@@ -21,6 +24,7 @@ import numpyro
 import numpyro.distributions as dist
 import numpyro.infer
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 import numpyro_dp.kernels.base
 import numpyro_dp.kernels.prepared
@@ -28,6 +32,7 @@ import numpyro_dp.kernels.target
 from numpyro_dp import DPHMC, DPSGHMC, DPSGNHT, MCMC, DPBarker, DPPenalty, FixedBatches, to_arviz
 from numpyro_dp.clipping import ClippedMoments, ClippedSum
 from numpyro_dp.kernels.target import Draw
+from numpyro_dp.mcmc import _no_compilation_cache_on_disk as no_compilation_cache_on_disk
 from numpyro_dp.noise import GridNoise
 from numpyro_dp.preparation import Preparation
 
@@ -370,29 +375,128 @@ def test_pickles_under_add_or_remove_do_not_tell_n():
     assert 43 not in set(numbers(vars(again), set()))
 
 
-def test_no_compiled_program_with_the_table_is_kept_on_disk(tmp_path):
-    """JAX's persistent cache keeps programs, and NumPyro's programs hold the arguments."""
-    from jax.experimental.compilation_cache import compilation_cache
-
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+@pytest.fixture
+def cache(tmp_path):
+    """JAX's persistent cache, which keeps each program on disk; NumPyro's programs hold the arguments."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs", "jax_enable_compilation_cache")
     before = [getattr(jax.config, name) for name in names]
-    jax.config.update(names[0], str(tmp_path))
-    jax.config.update(names[1], 0.0)
+    for name, value in zip(names, (str(tmp_path), 0.0, True), strict=True):
+        jax.config.update(name, value)
     compilation_cache.reset_cache()
-    try:
-        X, y, group = tables()[0]
-        jax.jit(lambda x: x * 3)(np.ones(5)).block_until_ready()
-        kept = len(list(tmp_path.rglob("*")))
-        assert kept  # the cache is on
-        mcmc = MCMC(DPPenalty(model, eps=1.0, prepare=False), num_warmup=2, num_samples=4, progress_bar=False)
-        mcmc.run(jax.random.key(0), X, y=y, group=group)
-        assert not [path for path in tmp_path.rglob("*") if "fori_collect" in path.name]
-        for path in tmp_path.rglob("*"):
-            data = path.read_bytes() if path.is_file() else b""
-            assert np.full(4, SECRET, np.float32).tobytes() not in data
-        jax.jit(lambda x: x * 5)(np.ones(5)).block_until_ready()
-        assert len(list(tmp_path.rglob("*"))) > kept  # and is on again
-    finally:
-        for name, value in zip(names, before, strict=True):
-            jax.config.update(name, value)
+    yield tmp_path
+    for name, value in zip(names, before, strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def require_no_program_with_rows(folder):
+    for path in folder.rglob("*"):
+        assert "fori_collect" not in path.name
+        data = path.read_bytes() if path.is_file() else b""
+        assert np.full(4, SECRET, np.float32).tobytes() not in data
+
+
+def is_on(folder):
+    """Whether a program that nobody has compiled before is kept."""
+    kept, number = len(list(folder.rglob("*"))), float(next(_numbers))
+    jax.jit(lambda x: x * number)(np.ones(5)).block_until_ready()
+    return len(list(folder.rglob("*"))) > kept
+
+
+_numbers = itertools.count(3)
+
+
+class Watched(DPPenalty):
+    """A kernel that does something in a run, before the run's programs are compiled."""
+
+    def __init__(self, act):
+        super().__init__(model, eps=1.0, prepare=False)
+        self._act = act
+
+    def prepare(self, *args, **kwargs):
+        self._act()
+        super().prepare(*args, **kwargs)
+
+
+def run_on_secrets(kernel):
+    X, y, group = tables()[0]
+    mcmc = MCMC(kernel, num_warmup=2, num_samples=4, progress_bar=False)
+    mcmc.run(jax.random.key(0), X, y=y, group=group)
+
+
+def test_no_compiled_program_with_the_table_is_kept_on_disk(cache):
+    assert is_on(cache)
+    run_on_secrets(DPPenalty(model, eps=1.0, prepare=False))
+    require_no_program_with_rows(cache)
+    assert is_on(cache)
+
+
+def test_no_program_is_kept_while_another_thread_has_a_private_run(cache):
+    """A run that ends must not switch the cache on under one that is about to compile, nor leave it off."""
+    first_has_begun, second_has_begun, first_has_ended = (threading.Event() for _ in range(3))
+
+    def first():
+        first_has_begun.set()
+        assert second_has_begun.wait(60)
+
+    def second():
+        second_has_begun.set()
+        assert first_has_ended.wait(60)
+
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(run_on_secrets, Watched(first))
+        assert first_has_begun.wait(60)
+        other = pool.submit(run_on_secrets, Watched(second))
+        one.result()
+        first_has_ended.set()
+        other.result()
+    require_no_program_with_rows(cache)
+    assert is_on(cache)
+
+
+def test_no_program_is_kept_where_the_folder_of_the_cache_is_named_during_a_run(cache):
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    run_on_secrets(Watched(lambda: jax.config.update("jax_compilation_cache_dir", str(cache))))
+    require_no_program_with_rows(cache)
+    assert is_on(cache)
+
+
+def test_another_folder_that_is_named_during_a_run_is_used_after_it(cache, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    run_on_secrets(Watched(lambda: jax.config.update("jax_compilation_cache_dir", str(other))))
+    for folder in (cache, other):
+        require_no_program_with_rows(folder)
+    assert is_on(other)
+    assert not is_on(cache)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_cache_is_afterwards_as_it_was(cache, enabled):
+    """After runs that overlap in any order, runs within runs, and errors."""
+    jax.config.update("jax_enable_compilation_cache", enabled)
+    compilation_cache.reset_cache()
+    runs = [no_compilation_cache_on_disk() for _ in range(3)]
+    for k in range(3):
+        runs[k].__enter__()
+        assert not is_on(cache)
+    for k in (1, 0):
+        runs[k].__exit__(None, None, None)
+        assert not is_on(cache)
+    interrupt = KeyboardInterrupt()
+    assert not runs[2].__exit__(KeyboardInterrupt, interrupt, None)
+    assert is_on(cache) == enabled
+    with pytest.raises(ZeroDivisionError):
+        run_on_secrets(Watched(lambda: 1 / 0))
+    assert is_on(cache) == enabled
+
+
+def test_a_cache_that_is_enabled_during_a_run_is_switched_off_by_the_next_and_on_in_the_end(cache):
+    jax.config.update("jax_enable_compilation_cache", False)
+    with no_compilation_cache_on_disk():
+        jax.config.update("jax_enable_compilation_cache", True)
         compilation_cache.reset_cache()
+        run_on_secrets(DPPenalty(model, eps=1.0, prepare=False))
+        assert not is_on(cache)
+    require_no_program_with_rows(cache)
+    assert is_on(cache)

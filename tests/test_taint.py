@@ -749,7 +749,7 @@ METHODS = {
     },
     PrivacyBudget: {
         "charge": "adds to the file, which is compared",
-        "claim": "adds to the file, which is compared",
+        "take_up": "of a run's name; what it claims adds to the file, which is compared",
         "claimed": "reads the file, which is compared",
         "require": "returns nothing",
         "eps_left": "called",

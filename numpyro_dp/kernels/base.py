@@ -24,9 +24,11 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_dp.accounting import composed_eps
+from numpyro_dp.arguments import placeholder_rows
 from numpyro_dp.batching import cond_of_chains, vmap_chains
 from numpyro_dp.budget import PrivacyBudget
 from numpyro_dp.clipping import OwnerIndex, require_correct_sums
+from numpyro_dp.fingerprint import fingerprint
 from numpyro_dp.kernels.target import Draw, Exchange, Grant, PrivateTarget
 from numpyro_dp.ledger import (
     Ledger,
@@ -139,7 +141,8 @@ class KernelOptions(TypedDict, total=False):
     :param owners: for rows that belong to several data owners: each row's owner as integers from 0 (public), or an
         exchange such as `numpyro_dp.owners.JaxProcesses` in the process of each owner. See `numpyro_dp.owners`.
     :param budget: `numpyro_dp.PrivacyBudget` of the table, which the whole plan is charged to before the first release.
-    :param noise_seed: a secret integer that makes the noise reproducible. Default: fresh entropy.
+    :param noise_seed: a secret integer that makes the noise reproducible, for the same model, settings and versions of
+        the libraries. Default: fresh entropy.
     """
 
     power: float
@@ -289,8 +292,8 @@ class DPKernel(MCMCKernel, Algorithm):
         self._max_rows_per_unit = max_rows_per_unit
         self._unit_hash = "row"  # until rows are grouped
         self._owners = self._known_owners(owners)
-        if budget is not None and not isinstance(budget, PrivacyBudget):
-            raise TypeError(f"budget must be a numpyro_dp.PrivacyBudget, got {budget!r}; the number is `eps`")
+        if budget is not None:
+            _require_budget_type(budget)
         self._budget, self._shared = budget, None if budget is None else (budget.eps, budget.delta)
         name = getattr(model, "__name__", type(model).__name__)
         self._ledger = Ledger(NoiseSource(noise_seed), budget, f"{type(self).__name__} of {name}")
@@ -398,7 +401,7 @@ class DPKernel(MCMCKernel, Algorithm):
         :param start: iterations that the chains have done before, if they go on from a state.
         :raises PrivacyBudgetError: if it is not.
         """
-        self._commit(self._separate(model_args, model_kwargs), planned, num_chains)
+        self._commit(self._separate(model_args, model_kwargs), model_args, model_kwargs, planned, num_chains)
         self._ledger.require(
             self._algorithm._releases(num_iterations, num_chains, start > 0),
             num_iterations,
@@ -416,7 +419,9 @@ class DPKernel(MCMCKernel, Algorithm):
         :param budget: that the run was charged to.
         :return: the first iteration of a chain that can be made, where each has noise of its own; or 0.
         :raises PrivacyBudgetError: if it was not, or `noise_seed` was given, or owners in other processes go on, too.
+        :raises TypeError: if `budget` is something else, which could forget what it was charged.
         """
+        _require_budget_type(budget)
         if hasattr(self._owners, "exchange"):
             raise PrivacyBudgetError("owners in separate processes cannot resume a run: nobody sees whether all do")
         self._ledger.resume(budget)
@@ -436,7 +441,7 @@ class DPKernel(MCMCKernel, Algorithm):
         self._layout = layout_of(rows)
         if self._layout is not None:
             self._check_layout(self._layout)
-        self._commit(separated)
+        self._commit(separated, model_args, model_kwargs)
         self._require_same_table(separated)
         self._check_arguments(model_args, model_kwargs)
         self._ledger.bind_table(rows)
@@ -500,7 +505,7 @@ class DPKernel(MCMCKernel, Algorithm):
             num_rows=plan.num_rows,
             num_chains=plan.num_chains,
             num_iterations=plan.num_iterations,
-            kinds=plan.kinds,
+            kinds=dict(plan.kinds),  # a reader who changes theirs must not change the plan
             made=self._ledger.spent(),
             clips={kind: self._describe_clip(kind) for kind in plan.kinds},
             noise=self._describe_noise(plan),
@@ -637,7 +642,14 @@ class DPKernel(MCMCKernel, Algorithm):
             assumptions.append("the number of rows is public")
         return tuple(assumptions)
 
-    def _commit(self, separated: SeparableModel, planned: int | None = None, num_chains: int | None = None) -> None:
+    def _commit(
+        self,
+        separated: SeparableModel,
+        args: tuple,
+        kwargs: dict,
+        planned: int | None = None,
+        num_chains: int | None = None,
+    ) -> None:
         """Fix the plan: of the kernel's own `num_iterations` and `num_chains`, or else as MCMC has planned."""
         if self._num_iterations is not None:
             planned, num_chains = self._num_iterations, self._num_chains
@@ -671,7 +683,10 @@ class DPKernel(MCMCKernel, Algorithm):
         if self._budget is not None:
             self._budget.require(plan)
         described = self._describe_table(separated)
-        self._ledger.commit(plan, repr((type(self).__name__, self._settings())))
+        context = [type(self).__name__, self._settings()]
+        if self._ledger.reproducible and not self._ledger.closed:
+            context.append(self._fingerprint(separated, args, kwargs))
+        self._ledger.commit(plan, repr(tuple(context)))
         self._described = described
         self._warn_if_hopeless(plan)
 
@@ -723,6 +738,23 @@ class DPKernel(MCMCKernel, Algorithm):
             "_num_chains",
         }  # the plan has the last two
         return sorted(item for item in vars(self).items() if isinstance(item[1], plain) and item[0] not in other)
+
+    def _fingerprint(self, separated: SeparableModel, args: tuple, kwargs: dict) -> str:
+        """A hash of what else decides what is asked of the table: the model, public values, arrays and functions.
+
+        Of private arguments it knows shapes and dtypes only.
+        """
+        leaves = jax.tree.leaves((args, kwargs))
+        public = [leaf for leaf, a in zip(leaves, separated.arguments, strict=True) if not a.private]
+        given = (self._inverse_mass_matrix, self._init_strategy, self._step_size)
+        with jax.ensure_compile_time_eval():  # constants stay constants in chains that run in parallel
+            return fingerprint(self._queries(separated, args, kwargs), (public, *given))
+
+    def _queries(self, separated: SeparableModel, args: tuple, kwargs: dict) -> list[tuple[Callable, tuple]]:
+        """The functions of which sums are released or which decide where, with arguments of the right shapes."""
+        model, rows = separated.of_rows, placeholder_rows(separated.arguments)
+        z = jax.eval_shape(separated.ravel, separated.prototype)
+        return [(model.log_prior(args, kwargs), (z,)), (model.row_log_density(args, kwargs), (z, rows))]
 
     def _power(self, num_rows: int) -> float:
         """Exponent of the likelihood."""
@@ -1047,6 +1079,11 @@ def _private_leaves(separated: SeparableModel, args: tuple, kwargs: dict) -> lis
     leaves = jax.tree.leaves((args, kwargs))
     private = [leaf for leaf, a in zip(leaves, separated.arguments, strict=True) if a.private]
     return [] if any(isinstance(leaf, jax.core.Tracer) for leaf in private) else private
+
+
+def _require_budget_type(budget: Any) -> None:
+    if not isinstance(budget, PrivacyBudget):
+        raise TypeError(f"budget must be a numpyro_dp.PrivacyBudget, got {budget!r}; the number is `eps`")
 
 
 def _check_positive_int(name: str, value: Any, optional: bool = False) -> None:

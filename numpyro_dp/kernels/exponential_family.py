@@ -109,6 +109,12 @@ class DPExponentialFamily(RandomWalk, DPKernel):
             self._public = None if traced else public
         return separated
 
+    def _queries(self, separated: SeparableModel, args: tuple, kwargs: dict) -> list[tuple[Callable, tuple]]:
+        prior, (density, (z, rows)) = super()._queries(separated, args, kwargs)
+        family = self._known_family
+        of_z = [(family.natural_parameters, (z,)), (family.log_partition, (z,))]
+        return [prior, (density, (z, rows)), (family.statistic, (rows,)), *of_z]
+
     def _target(self, separated: SeparableModel, args: tuple, kwargs: dict) -> PrivateTarget:
         target = super()._target(separated, args, kwargs)
         target.prepare_statistics(self._known_family, counted=self._counts_rows)
