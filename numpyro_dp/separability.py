@@ -36,6 +36,7 @@ from numpyro_dp.tracing import (
     keep_sites,
     needs_values,
     outside_arrays,
+    print_problems,
 )
 
 if TYPE_CHECKING:
@@ -336,7 +337,8 @@ def one_row_trace(separated: "SeparableModel", args: tuple, kwargs: dict) -> tup
     private = [a.private for a in separated.arguments if a.shape is not None]
     try:
         closed = jax.make_jaxpr(run)(abstract(arrays))
-        problems = [describe_hazard(name) for name in sorted(hazards(closed.jaxpr, private))]
+        problems = print_problems(closed)
+        problems += [describe_hazard(name) for name in sorted(hazards(closed.jaxpr, private))]
         return sites, set(array_constants(closed)), problems
     except Exception as error:  # whatever the model raises at one row; it has seen shapes only
         if needs_values(error):

@@ -21,7 +21,7 @@ from numpyro_dp.ledger import Ledger, PrivacyBudgetError, Request, Wanted, plan_
 from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Gaussian
 from numpyro_dp.noise import GridNoise, NoiseSource, in_real_units, noise_scale, release
 from numpyro_dp.separability import describe_hazard
-from numpyro_dp.tracing import array_constants, hazards, outside_arrays
+from numpyro_dp.tracing import array_constants, hazards, outside_arrays, print_problems
 
 SMALLEST_BOUND = 1e-30
 
@@ -176,7 +176,8 @@ def _checked(
     closed, result = jax.make_jaxpr(_of_slices(per_row), return_shape=True)(
         tuple(jax.ShapeDtypeStruct((1, *array.shape[1:]), array.dtype) for array in arrays)
     )
-    problems = [describe_hazard(name, "per_row") for name in sorted(hazards(closed.jaxpr, [True] * len(arrays)))]
+    problems = print_problems(closed, "per_row")
+    problems += [describe_hazard(name, "per_row") for name in sorted(hazards(closed.jaxpr, [True] * len(arrays)))]
     if len(result.shape) > 1:
         problems.append(f"per_row must give a number or a vector, and gives shape {result.shape}: ravel it")
     size = arrays[0].shape[0]

@@ -131,6 +131,7 @@ def abstract_trace(model: Callable, args: tuple, kwargs: dict) -> FullTrace:
         return result
 
     closed, shapes_out = jax.make_jaxpr(outputs, return_shape=True)(prototype, discrete, shapes_in)
+    raise_if(print_problems(closed))
     # The inputs of the jaxpr are the parameters, the discrete latents, then the array arguments; its outputs are
     # numbered likewise.
     inputs = [None] * len(prototype) + sorted(discrete)
@@ -676,21 +677,51 @@ def betainc_is_elementwise(backend: str) -> bool:
     return True
 
 
-# -- Arrays that come from no argument ---------------------------------------------------------------------------------
+# -- What a jaxpr holds, however deep ----------------------------------------------------------------------------------
 
 
 def array_constants(jaxpr: Any) -> Iterator[Shape]:
-    """Shapes of all arrays that the traced function closes over, however deep they sit."""
-    if isinstance(jaxpr, ClosedJaxpr):
-        yield from (np.shape(const) for const in jaxpr.consts if np.ndim(const))
-        jaxpr = jaxpr.jaxpr
+    """Shapes of all arrays that the traced function closes over."""
+    for part in _jaxprs(jaxpr):
+        if isinstance(part, ClosedJaxpr):
+            yield from (np.shape(const) for const in part.consts if np.ndim(const))
+    for eqn in _equations(jaxpr):
+        yield from (np.shape(v.val) for v in eqn.invars if isinstance(v, Literal) and np.ndim(v.val))
+
+
+def print_problems(jaxpr: Any, whose: str = "the model") -> list[str]:
+    """Calls that would show numbers to whoever reads the console.
+
+    JAX keeps them whatever is computed from them, so in a trace of many outputs each seems to need what is shown: they
+    are refused before anything is said about dependencies.
+    """
+    names = sorted({eqn.primitive.name for eqn in _equations(jaxpr)} & _SHOWING.keys())
+    return [
+        f"{whose} calls `{_SHOWING[name]}`, which would show private rows on the console and wherever its output is "
+        "kept: remove it"
+        for name in names
+    ]
+
+
+# `jax.debug.print` has a primitive of its own since JAX 0.8; `jax.debug.breakpoint` is a callback.
+_SHOWING = {"debug_callback": "jax.debug.callback", "debug_print": "jax.debug.print"}
+
+
+def _equations(jaxpr: Any) -> Iterator[JaxprEqn]:
+    for part in _jaxprs(jaxpr):
+        yield from part.eqns
+
+
+def _jaxprs(jaxpr: Any) -> Iterator[Any]:
+    """A jaxpr and those within its operations."""
+    yield jaxpr
     for eqn in jaxpr.eqns:
-        for var in eqn.invars:
-            if isinstance(var, Literal) and np.ndim(var.val):
-                yield np.shape(var.val)
         for param in jax.tree.leaves(eqn.params, is_leaf=lambda p: isinstance(p, ClosedJaxpr | Jaxpr)):
             if isinstance(param, ClosedJaxpr | Jaxpr):
-                yield from array_constants(param)
+                yield from _jaxprs(param)
+
+
+# -- Arrays that come from no argument ---------------------------------------------------------------------------------
 
 
 def outside_arrays(model: Callable, passed: set[str]) -> Iterator[tuple[str, Shape]]:
