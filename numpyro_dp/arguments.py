@@ -46,14 +46,14 @@ def describe_error(error: Exception) -> str:
 def describe_place(error: Exception) -> str:
     """The line of the user's code in which an error was raised, in brackets; nothing if there is none."""
     lines = zip(traceback.walk_tb(error.__traceback__), traceback.extract_tb(error.__traceback__), strict=True)
-    theirs = [line for (frame, _), line in lines if _is_theirs(str(frame.f_globals.get("__name__")), line.filename)]
+    theirs = [line for (frame, _), line in lines if is_theirs(str(frame.f_globals.get("__name__")), line.filename)]
     if not theirs:
         return ""
     code = f": `{theirs[-1].line}`" if theirs[-1].line else ""
     return f" (line {theirs[-1].lineno} of {Path(theirs[-1].filename).name}{code})"
 
 
-def _is_theirs(module: str, file: str) -> bool:
+def is_theirs(module: str, file: str) -> bool:
     return module.partition(".")[0] not in _NOT_THEIRS and not _INSTALLED & set(Path(file).parts)
 
 
@@ -124,6 +124,11 @@ def _positional_names(model: Callable, args: tuple) -> list[str]:
             break
         names[k] = parameter.name
     return names
+
+
+def named_values(model: Callable, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
+    """The arguments themselves, each under the name of the parameter that receives it."""
+    return [*zip(_positional_names(model, args), args, strict=True), *kwargs.items()]
 
 
 def canonical(dtype: Any) -> Any:
@@ -200,7 +205,7 @@ def _is_numeric(dtype: Any) -> bool:
 def list_problems(model: Callable, args: tuple, kwargs: dict, num_rows: int | None) -> Iterator[str]:
     """What may hold rows and would be public: Python lists as long as there are rows (of numbers, if nobody knows how
     many there are), and sparse matrices, whose parts have other lengths."""
-    queue = [*zip(_positional_names(model, args), args, strict=True), *kwargs.items()]
+    queue = named_values(model, args, kwargs)
     while queue:
         name, value = queue.pop(0)
         if type(value).__module__.startswith("jax.experimental.sparse"):

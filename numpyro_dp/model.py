@@ -19,8 +19,9 @@ the same shapes. **No private value is read** by any of it, only by `row_log_den
 shapes, dtypes and the model's code only. All problems are reported in one `UnsupportedModelError`.
 
 The stages of the check have modules of their own: `numpyro_dp.arguments` (names, and what is refused on sight),
-`numpyro_dp.tracing` (the model run on shapes alone), `numpyro_dp.separability` (what a row is, and the reasons to
-refuse that shapes show) and `numpyro_dp.synthetic` (the comparison on synthetic rows), in the order of `separate`.
+`numpyro_dp.outside` (what the model reads besides its arguments), `numpyro_dp.tracing` (the model run on shapes alone),
+`numpyro_dp.separability` (what a row is, and the reasons to refuse that shapes show) and `numpyro_dp.synthetic` (the
+comparison on synthetic rows), in the order of `separate`.
 """
 
 import dataclasses
@@ -42,10 +43,12 @@ from numpyro_dp.arguments import (
     list_problems,
     mark_chosen,
     name_leaves,
+    named_values,
     placeholder_rows,
     raise_if,
     traced,
 )
+from numpyro_dp.outside import iterator_problems, listed, read_outside
 from numpyro_dp.separability import (
     classify_arguments,
     closed_over_problems,
@@ -90,6 +93,7 @@ class SeparableModel:
         ones; None if a site observes a public value, as a 1 that stands for "not seen before its time".
     :ivar first_available_dim: the first axis, from the right, that no site's density uses; enumeration may.
     :ivar dropped_sites: deterministic sites that are left out of the samples, with the reason.
+    :ivar closed_over: what the model reads besides its arguments and that holds numbers: public, if anything is.
     :ivar prototype: unconstrained parameters of the right shapes and dtypes (zeros).
     """
 
@@ -103,6 +107,7 @@ class SeparableModel:
     outcome_leaves: frozenset[int] | None
     first_available_dim: int
     dropped_sites: dict[str, str]
+    closed_over: tuple[str, ...]
     prototype: dict[str, np.ndarray]
 
     @property
@@ -312,6 +317,8 @@ def separate(
     :raises UnsupportedModelError: with every reason why the model has no such form, and the way out of each.
     """
     kwargs = {} if kwargs is None else kwargs
+    outside = read_outside(model, named_values(model, args, kwargs))
+    raise_if(iterator_problems(outside))
     named = name_leaves(model, args, kwargs)
     raise_if(argument_problems(named, args, kwargs))
     if not any(a.shape for a in named):
@@ -342,13 +349,14 @@ def separate(
         outcome_leaves=_outcome_leaves([s for s in observed if s.name in row_sites], private),
         first_available_dim=first_available_dim(sites),
         dropped_sites={},
+        closed_over=listed(outside),
         prototype=full.prototype,
     )
     one_row, constants, failure = one_row_trace(separated, args, kwargs)
     # What is as long as there are rows beside a single row, too, does not come from the arguments.
     constants = full.constants if failure else full.constants & constants
     problems = site_problems(separated, sites, private_args) + discrete_problems(separated, full)
-    raise_if([*problems, *closed_over_problems(separated, sites, constants)])
+    raise_if([*problems, *closed_over_problems(separated, sites, constants, outside)])
     raise_if(failure)
     raise_if(one_row_problems(sites, one_row))
     raise_if(enumeration_problems(separated, args, kwargs))

@@ -20,8 +20,9 @@ from numpyro_dp.clipping import ClippedSum, clipped_sum, require_correct_sums
 from numpyro_dp.ledger import Ledger, PrivacyBudgetError, Request, Wanted, plan_for_budget
 from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Gaussian
 from numpyro_dp.noise import GridNoise, NoiseSource, in_real_units, noise_scale, release
+from numpyro_dp.outside import iterator_problems, read_outside
 from numpyro_dp.separability import describe_hazard
-from numpyro_dp.tracing import array_constants, hazards, outside_arrays, print_problems
+from numpyro_dp.tracing import array_constants, hazards, print_problems
 
 SMALLEST_BOUND = 1e-30
 
@@ -173,6 +174,9 @@ def _checked(
 
     :raises ValueError: if it gives something else than numbers, or rows could act on one another through it.
     """
+    outside = read_outside(per_row)
+    if problems := iterator_problems(outside, "per_row"):
+        raise ValueError("; ".join(problems))
     closed, result = jax.make_jaxpr(_of_slices(per_row), return_shape=True)(
         tuple(jax.ShapeDtypeStruct((1, *array.shape[1:]), array.dtype) for array in arrays)
     )
@@ -182,7 +186,7 @@ def _checked(
         problems.append(f"per_row must give a number or a vector, and gives shape {result.shape}: ravel it")
     size = arrays[0].shape[0]
     if relation == "replace_one" and size > 1:  # else a refusal would tell how many rows there are
-        shapes = [*array_constants(closed), *(shape for _, shape in outside_arrays(per_row, set()))]
+        shapes = [*array_constants(closed), *(item.shape for item in outside)]
         if any(size in shape for shape in shapes):
             problems.append("per_row closes over an array as long as the table: pass it in `rows`")
     if problems:

@@ -2,7 +2,7 @@
 
 The check of a model must not read private values, so it runs the model on abstract arrays and reads everything off the
 jaxpr (JAX's record of the computation): which arguments a site's value and log density depend on, and which arrays
-come from no argument at all. A jaxpr shows only what JAX computes with; `outside_arrays` finds the rest in the
+come from no argument at all. A jaxpr shows only what JAX computes with; `numpyro_dp.outside` finds the rest in the
 bytecode of the model.
 
 Discrete latents of a row (a mixture's membership) are summed out: here stand the handlers that fix them, and those
@@ -11,11 +11,8 @@ that enumerate them with NumPyro's funsor back end, which is imported only where
 
 import contextlib
 import dataclasses
-import dis
 import functools
-import inspect
 import math
-import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +35,6 @@ from numpyro_dp.arguments import (
     is_array,
     quote,
     raise_if,
-    shape_of,
     take_arrays,
 )
 
@@ -719,63 +715,3 @@ def _jaxprs(jaxpr: Any) -> Iterator[Any]:
         for param in jax.tree.leaves(eqn.params, is_leaf=lambda p: isinstance(p, ClosedJaxpr | Jaxpr)):
             if isinstance(param, ClosedJaxpr | Jaxpr):
                 yield from _jaxprs(param)
-
-
-# -- Arrays that come from no argument ---------------------------------------------------------------------------------
-
-
-def outside_arrays(model: Callable, passed: set[str]) -> Iterator[tuple[str, Shape]]:
-    """Names and shapes of what looks like an array in a model's globals, closure, defaults, partials or object.
-
-    The jaxpr shows arrays that JAX computes with; this also finds those that NumPy or pandas reduce while it is traced.
-
-    :param passed: the parameters of the model that are given a value, whose defaults are not used.
-    """
-    outside: dict[str, Any] = {}
-    while isinstance(model, Messenger | functools.partial):
-        if isinstance(model, functools.partial):
-            outside |= {f"args[{k}] of the partial": value for k, value in enumerate(model.args)} | model.keywords
-            model = model.func
-        else:
-            model = model.fn
-    owner = getattr(model, "__self__", None if inspect.isfunction(model) else model)
-    function = inspect.unwrap(model if inspect.isroutine(model) else type(model).__call__)
-    function = getattr(function, "__func__", function)
-    if inspect.isfunction(function):
-        defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
-        outside |= {name: value for name, value in defaults.items() if name not in passed}
-        outside |= _read_by(function, owner)
-    for name, value in outside.items():
-        for leaf in jax.tree.leaves(value):
-            if not callable(leaf) and shape_of(leaf):
-                yield name, shape_of(leaf)
-
-
-def _read_by(function: types.FunctionType, owner: Any) -> dict[str, Any]:
-    """Globals, closed-over variables and attributes of `owner` that a function and its module's functions read."""
-    read: dict[str, Any] = {}
-    todo, seen = [function], set()
-    while todo:
-        current = todo.pop()
-        seen.add(current)
-        names = set(_loaded_names(current.__code__, "LOAD_GLOBAL"))
-        found = {name: current.__globals__[name] for name in names & current.__globals__.keys()}
-        if owner is not None:
-            for operation in ("LOAD_ATTR", "LOAD_METHOD"):
-                attributes = _loaded_names(current.__code__, operation)
-                found |= {name: inspect.getattr_static(owner, name, None) for name in attributes}
-        for name, cell in zip(current.__code__.co_freevars, current.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # an empty cell
-                found[name] = cell.cell_contents
-        helpers = [f for f in found.values() if inspect.isfunction(f) and f.__module__ == function.__module__]
-        todo += [f for f in helpers if f not in seen]
-        read |= found
-    return read
-
-
-def _loaded_names(code: types.CodeType, operation: str) -> Iterator[str]:
-    """Names that a function, or a function defined within it, loads by an operation of the interpreter."""
-    yield from (i.argval for i in dis.get_instructions(code) if i.opname == operation)
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            yield from _loaded_names(const, operation)

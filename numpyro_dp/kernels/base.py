@@ -517,6 +517,7 @@ class DPKernel(MCMCKernel, Algorithm):
             "unit": self._describe_unit(separated),
             "public_arguments": tuple(map(str, separated.public_arguments())),
             "private_arguments": tuple(str(a) if shapes else a.name for a in separated.private_arguments()),
+            "closed_over": separated.closed_over,
             "dropped_sites": dict(separated.dropped_sites),
         }
 
