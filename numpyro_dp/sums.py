@@ -6,7 +6,8 @@ outcomes. Done with `release_sum`, it costs eps and may be published, too.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -88,7 +89,7 @@ def release_sum(
     :raises PrivacyBudgetError: if the budget does not allow it. Nothing is released then.
     """
     require_correct_sums()
-    arrays = _as_arrays(per_row, rows if isinstance(rows, tuple) else (rows,))
+    arrays = _as_arrays(per_row, rows if isinstance(rows, tuple) else (rows,), neighboring_relation)
     num_rows = arrays[0].shape[0]
     bound, eps = float(bound), float(eps)
     delta = _check(bound, eps, delta, neighboring_relation, num_rows)
@@ -111,9 +112,11 @@ def release_sum(
     if not granted or noise is None:
         raise PrivacyBudgetError("the budget of this table does not allow this sum. Nothing was released")
     same_places = neighboring_relation == "replace_one"
-    total = jax.jit(lambda *rows: clipped_sum(function, rows, bound, width=math.prod(shape), fixed_places=same_places))(
-        *arrays
-    )
+    # Where no row may be there at all, one that does not count is in its place.
+    size = None if num_rows else jnp.zeros((), jnp.int32)
+    arrays = arrays if num_rows else tuple(jnp.zeros((1, *array.shape[1:]), array.dtype) for array in arrays)
+    sum_rows = partial(clipped_sum, function, bound=bound, width=math.prod(shape), size=size, fixed_places=same_places)
+    total = jax.jit(sum_rows)(arrays)
     assert isinstance(total, ClippedSum)
     steps = release(total, GridNoise(jnp.asarray(noise[0][0]), jnp.asarray(noise[1][0])))
     value = np.asarray(in_real_units(*steps, total.bound))
@@ -122,7 +125,7 @@ def release_sum(
     return NoisySum(value, scale, float(bound), plan.eps, plan.delta, neighboring_relation)
 
 
-def _as_arrays(per_row: Callable, rows: tuple) -> tuple[jax.Array, ...]:
+def _as_arrays(per_row: Callable, rows: tuple, relation: str) -> tuple[jax.Array, ...]:
     """
     :raises ValueError: naming an argument of `per_row` that is no array of numbers on this machine. It quotes no value.
     """
@@ -135,7 +138,10 @@ def _as_arrays(per_row: Callable, rows: tuple) -> tuple[jax.Array, ...]:
             raise ValueError(
                 "several processes share this table, and each would draw noise of its own: use one process"
             )
-    if problems := list(argument_problems(name_leaves(per_row, rows, {}), rows, {})):
+    named = name_leaves(per_row, rows, {})
+    if relation == "add_or_remove_one":  # then there may be none
+        named = [replace(a, shape=(1, *a.row_shape)) for a in named]
+    if problems := list(argument_problems(named, rows, {})):
         raise ValueError("; ".join(problems))
     if not rows or len({array.shape[0] for array in rows}) > 1:
         raise ValueError("the arrays in `rows` must have the same first axis, that of the rows")
