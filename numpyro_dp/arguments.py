@@ -46,14 +46,14 @@ def describe_error(error: Exception) -> str:
 def describe_place(error: Exception) -> str:
     """The line of the user's code in which an error was raised, in brackets; nothing if there is none."""
     lines = zip(traceback.walk_tb(error.__traceback__), traceback.extract_tb(error.__traceback__), strict=True)
-    theirs = [line for (frame, _), line in lines if _is_theirs(str(frame.f_globals.get("__name__")), line.filename)]
+    theirs = [line for (frame, _), line in lines if is_theirs(str(frame.f_globals.get("__name__")), line.filename)]
     if not theirs:
         return ""
     code = f": `{theirs[-1].line}`" if theirs[-1].line else ""
     return f" (line {theirs[-1].lineno} of {Path(theirs[-1].filename).name}{code})"
 
 
-def _is_theirs(module: str, file: str) -> bool:
+def is_theirs(module: str, file: str) -> bool:
     return module.partition(".")[0] not in _NOT_THEIRS and not _INSTALLED & set(Path(file).parts)
 
 
@@ -124,6 +124,11 @@ def _positional_names(model: Callable, args: tuple) -> list[str]:
             break
         names[k] = parameter.name
     return names
+
+
+def named_values(model: Callable, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
+    """The arguments themselves, each under the name of the parameter that receives it."""
+    return [*zip(_positional_names(model, args), args, strict=True), *kwargs.items()]
 
 
 def canonical(dtype: Any) -> Any:
@@ -198,27 +203,30 @@ def _is_numeric(dtype: Any) -> bool:
 
 
 def list_problems(model: Callable, args: tuple, kwargs: dict, num_rows: int | None) -> Iterator[str]:
-    """What may hold rows and would be public: Python lists as long as there are rows (of numbers, if nobody knows how
-    many there are), and sparse matrices, whose parts have other lengths."""
-    queue = [*zip(_positional_names(model, args), args, strict=True), *kwargs.items()]
+    """What may hold rows and would be public: Python lists as long as there are rows (any, if nobody may know how many
+    there are), and sparse matrices, whose parts have other lengths."""
+    queue = named_values(model, args, kwargs)
+    way_out = "; if it holds no rows, say which arguments do with `private_args=`" if num_rows is None else ""
     while queue:
         name, value = queue.pop(0)
+        kind = type(value).__name__
         if type(value).__module__.startswith("jax.experimental.sparse"):
-            yield f"argument '{name}' is a {type(value).__name__}, a sparse matrix: pass `{name}.todense()`"
+            yield f"argument '{name}' is a {kind}, a sparse matrix: pass `{name}.todense()`"
         elif isinstance(value, dict):
             queue.extend((f"{name}[{key!r}]", item) for key, item in value.items())
-        elif isinstance(value, list | tuple) and len(value) > 1:
+        elif isinstance(value, list | tuple) and (len(value) > 1 or num_rows is None):
             leaves = jax.tree.leaves(value)
-            no_numbers = leaves and not any(_is_number(leaf) or is_array(leaf) for leaf in leaves)
-            if no_numbers and num_rows == len(value):
+            if not any(_is_number(leaf) or is_array(leaf) for leaf in leaves) and num_rows in (None, len(value)):
+                what = "as long as there are rows, which" if num_rows is not None else "that may hold rows, and that"
                 yield (
-                    f"argument '{name}' is a {type(value).__name__} as long as there are rows, which the model would "
-                    "see as public constants: pass an array of codes, `np.unique(..., return_inverse=True)[1]`"
+                    f"argument '{name}' is a {kind} {what} the model would see as public constants: pass an array of "
+                    f"codes, `np.unique(..., return_inverse=True)[1]`{way_out}"
                 )
             elif leaves and all(map(_is_number, leaves)) and num_rows in (None, len(value)):
+                size = "" if num_rows is None else f"{len(value)} "
                 yield (
-                    f"argument '{name}' is a {type(value).__name__} of {len(value)} numbers or lists of numbers, which "
-                    f"the model would see as public constants: pass an array, `jnp.array({name})`"
+                    f"argument '{name}' is a {kind} of {size}numbers or lists of numbers, which the model would see as "
+                    f"public constants: pass an array, `jnp.array({name})`{way_out}"
                 )
             else:
                 queue.extend((f"{name}[{k}]", item) for k, item in enumerate(value))

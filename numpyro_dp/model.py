@@ -19,8 +19,10 @@ the same shapes. **No private value is read** by any of it, only by `row_log_den
 shapes, dtypes and the model's code only. All problems are reported in one `UnsupportedModelError`.
 
 The stages of the check have modules of their own: `numpyro_dp.arguments` (names, and what is refused on sight),
-`numpyro_dp.tracing` (the model run on shapes alone), `numpyro_dp.separability` (what a row is, and the reasons to
-refuse that shapes show) and `numpyro_dp.synthetic` (the comparison on synthetic rows), in the order of `separate`.
+`numpyro_dp.outside` (what the model reads besides its arguments), `numpyro_dp.tracing` (the model run on shapes alone),
+`numpyro_dp.separability` (what a row is, and the reasons to refuse that shapes show) and `numpyro_dp.synthetic` (the
+comparison on synthetic rows), in the order of `separate`. Where the number of rows is private, `numpyro_dp.standins`
+keeps it from all of them.
 """
 
 import dataclasses
@@ -42,10 +44,12 @@ from numpyro_dp.arguments import (
     list_problems,
     mark_chosen,
     name_leaves,
+    named_values,
     placeholder_rows,
     raise_if,
     traced,
 )
+from numpyro_dp.outside import Outside, iterator_problems, listed, read_outside
 from numpyro_dp.separability import (
     classify_arguments,
     closed_over_problems,
@@ -60,6 +64,7 @@ from numpyro_dp.separability import (
     site_problems,
     sites_to_drop,
 )
+from numpyro_dp.standins import stand_ins, without_length
 from numpyro_dp.synthetic import check_on_synthetic_rows
 from numpyro_dp.tracing import (
     CannotDrawError,
@@ -81,7 +86,7 @@ __all__ = ["Argument", "SeparableModel", "UnsupportedModelError", "released_mode
 class SeparableModel:
     """A model that `separate` has checked. Holds no data: every method takes the arguments anew.
 
-    :ivar num_rows: n, the number of rows in each private argument.
+    :ivar num_rows: n, the number of rows in each private argument. Where it is private, nothing else depends on it.
     :ivar row_plate: name of the plate whose members are the rows, or None if the model has none.
     :ivar row_plates: all plates over the rows; a model may open one for each observed site.
     :ivar arguments: every argument leaf and whether it is private.
@@ -91,6 +96,7 @@ class SeparableModel:
         ones; None if a site observes a public value, as a 1 that stands for "not seen before its time".
     :ivar first_available_dim: the first axis, from the right, that no site's density uses; enumeration may.
     :ivar dropped_sites: deterministic sites that are left out of the samples, with the reason.
+    :ivar closed_over: what the model reads besides its arguments and that holds numbers: public, if anything is.
     :ivar prototype: unconstrained parameters of the right shapes and dtypes (zeros).
     """
 
@@ -104,6 +110,7 @@ class SeparableModel:
     outcome_leaves: frozenset[int] | None
     first_available_dim: int
     dropped_sites: dict[str, str]
+    closed_over: tuple[str, ...]
     prototype: dict[str, np.ndarray]
 
     @property
@@ -302,6 +309,7 @@ def separate(
     kwargs: dict | None = None,
     row_plate: str | None = None,
     private_args: Sequence[str] | None = None,
+    public_size: bool = True,
 ) -> SeparableModel:
     """Split `model` into a data-free prior and one factor per row, or refuse it.
 
@@ -309,10 +317,31 @@ def separate(
     :param args, kwargs: its arguments. Only shapes and dtypes of arrays are used; other leaves are public.
     :param row_plate: the plate whose members are the protected rows. Default: the plate of the observed sites whose
         size is the leading axis of the observed arrays; without plates, that leading axis itself.
-    :param private_args: names of the arguments that hold rows. Default: every array whose leading axis is the rows'.
+    :param private_args: names of the arguments that hold rows. Default: every array whose leading axis is the rows'; if
+        their number is private, every array.
+    :param public_size: whether everybody may know how many rows there are. If not, all tables that differ in nothing
+        else have the same result, but for `num_rows`, or are refused with the same message; see `numpyro_dp.standins`.
     :raises UnsupportedModelError: with every reason why the model has no such form, and the way out of each.
     """
     kwargs = {} if kwargs is None else kwargs
+    outside = read_outside(model, named_values(model, args, kwargs))
+    raise_if(iterator_problems(outside))
+    if public_size:
+        return _separate(model, args, kwargs, row_plate, private_args, outside)
+    table = stand_ins(model, args, kwargs, private_args, outside)
+    with without_length(model, table):
+        separated = _separate(model, table.args, table.kwargs, row_plate, table.private_args, outside)
+    return dataclasses.replace(separated, num_rows=table.num_rows)
+
+
+def _separate(
+    model: Callable,
+    args: tuple,
+    kwargs: dict,
+    row_plate: str | None,
+    private_args: Sequence[str] | None,
+    outside: Sequence[Outside],
+) -> SeparableModel:
     named = name_leaves(model, args, kwargs)
     raise_if(argument_problems(named, args, kwargs))
     if not any(a.shape for a in named):
@@ -343,13 +372,14 @@ def separate(
         outcome_leaves=_outcome_leaves([s for s in observed if s.name in row_sites], private),
         first_available_dim=first_available_dim(sites),
         dropped_sites={},
+        closed_over=listed(outside),
         prototype=full.prototype,
     )
     one_row, constants, failure = one_row_trace(separated, args, kwargs)
     # What is as long as there are rows beside a single row, too, does not come from the arguments.
     constants = full.constants if failure else full.constants & constants
     problems = site_problems(separated, sites, private_args) + discrete_problems(separated, full)
-    raise_if([*problems, *closed_over_problems(separated, sites, constants)])
+    raise_if([*problems, *closed_over_problems(separated, sites, constants, outside)])
     raise_if(failure)
     raise_if(one_row_problems(sites, one_row))
     raise_if(enumeration_problems(separated, args, kwargs))

@@ -26,6 +26,8 @@ class PrivacyReport:
     :ivar made: how many releases were made.
     :ivar clips: for each kind, how rows were clipped.
     :ivar public_arguments: arguments of the model that were treated as public knowledge.
+    :ivar closed_over: what the model reads besides its arguments (globals, attributes) and that holds numbers. It is
+        treated as public, and what is stored elsewhere (files, a database) is not seen.
     :ivar private_arguments: arguments whose rows are protected.
     :ivar dropped_sites: deterministic sites left out of the samples, with the reason.
     :ivar noise: where the noise came from.
@@ -44,6 +46,7 @@ class PrivacyReport:
     made: Mapping[str, tuple[int, ...]]
     clips: Mapping[str, str]
     public_arguments: tuple[str, ...]
+    closed_over: tuple[str, ...]
     private_arguments: tuple[str, ...]
     dropped_sites: Mapping[str, str]
     noise: str
@@ -181,6 +184,8 @@ class PrivacyReport:
             f"  noise        {self.noise}",
             f"  posterior    {self.posterior}",
         ]
+        if self.closed_over:
+            lines.append(f"  also reads   the model, as public: {', '.join(self.closed_over)}")
         for name, reason in self.dropped_sites.items():
             lines.append(f"  left out     site '{name}' ({reason})")
         lines += [f"  assumes      {assumption}" for assumption in self.assumptions]

@@ -5,7 +5,7 @@ shapes and at a single row. What only numbers show is found by `numpyro_dp.synth
 the model is refused and the user is asked, because a wrong guess would leave rows without protection.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from numpyro_dp.arguments import (
     take_arrays,
 )
 from numpyro_dp.isolation import describe_hazard, hazards
+from numpyro_dp.outside import Outside
 from numpyro_dp.tracing import (
     FullTrace,
     Shape,
@@ -36,7 +37,7 @@ from numpyro_dp.tracing import (
     initialized,
     keep_sites,
     needs_values,
-    outside_arrays,
+    print_problems,
 )
 
 if TYPE_CHECKING:
@@ -267,14 +268,19 @@ def _way_out_of_row_plate(site: Site) -> str:
     )
 
 
-def closed_over_problems(separated: "SeparableModel", sites: Sites, constants: set[Shape]) -> list[str]:
-    """Data that reach the model by another way than its arguments."""
+def closed_over_problems(
+    separated: "SeparableModel", sites: Sites, constants: set[Shape], outside: Sequence[Outside]
+) -> list[str]:
+    """Data that reach the model by another way than its arguments.
+
+    :param constants: shapes of the arrays that come from no argument and that JAX computes with.
+    :param outside: what Python may compute with.
+    """
     n = separated.num_rows
-    shapes = {shape for shape in constants if n in shape and n > 1}
-    outside = outside_arrays(separated.model, {a.parameter for a in separated.arguments})
-    named = {name: shape for name, shape in outside if n in shape}
-    found = [f"'{name}', an array of shape {shape}," for name, shape in sorted(named.items())]
-    found += [f"an array of shape {shape}," for shape in sorted(shapes - set(named.values()))]
+    as_long = {item.name: item for item in outside if n in item.shape and n > 1}
+    unnamed = {shape for shape in constants if n in shape and n > 1} - {item.shape for item in as_long.values()}
+    found = [item.describe() for name, item in sorted(as_long.items()) if not name.startswith(tuple(_parts(as_long)))]
+    found += [f"an array of shape {shape}," for shape in sorted(unnamed)]
     problems = [
         f"the model closes over {what} which has an axis as long as there are rows ({n}): pass it as an argument, so "
         "that it can be split into rows and protected (if it holds no rows, list the arguments that do with "
@@ -288,6 +294,11 @@ def closed_over_problems(separated: "SeparableModel", sites: Sites, constants: s
         if s.kind == "observed" and s.closed_over and s.name not in separated.row_sites and n not in s.shape
     ]
     return problems
+
+
+def _parts(names: Iterable[str]) -> Iterator[str]:
+    """How the names of what is within these begin."""
+    return (name + end for name in names for end in ("[", "."))
 
 
 # -- The model at a single row -----------------------------------------------------------------------------------------
@@ -312,7 +323,8 @@ def one_row_trace(separated: "SeparableModel", args: tuple, kwargs: dict) -> tup
     private = [a.private for a in separated.arguments if a.shape is not None]
     try:
         closed = jax.make_jaxpr(run)(abstract(arrays))
-        problems = [describe_hazard(name) for name in sorted(hazards(closed.jaxpr, private))]
+        problems = print_problems(closed)
+        problems += [describe_hazard(name) for name in sorted(hazards(closed.jaxpr, private))]
         return sites, set(array_constants(closed)), problems
     except Exception as error:  # whatever the model raises at one row; it has seen shapes only
         if needs_values(error):

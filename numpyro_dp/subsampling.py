@@ -218,7 +218,7 @@ def _capacity(num_rows: int, rate: float) -> int:
             high = middle
         else:
             low = middle + 1
-    return max(1, low)
+    return min(max(1, low), num_rows)
 
 
 def _generator(words: Words) -> np.random.Generator:

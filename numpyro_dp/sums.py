@@ -6,7 +6,8 @@ outcomes. Done with `release_sum`, it costs eps and may be published, too.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,7 +22,8 @@ from numpyro_dp.isolation import describe_hazard, hazards
 from numpyro_dp.ledger import Ledger, PrivacyBudgetError, Request, Wanted, plan_for_budget
 from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Gaussian
 from numpyro_dp.noise import GridNoise, NoiseSource, in_real_units, noise_scale, release
-from numpyro_dp.tracing import array_constants, outside_arrays
+from numpyro_dp.outside import iterator_problems, read_outside
+from numpyro_dp.tracing import array_constants, print_problems
 
 SMALLEST_BOUND = 1e-30
 
@@ -87,7 +89,7 @@ def release_sum(
     :raises PrivacyBudgetError: if the budget does not allow it. Nothing is released then.
     """
     require_correct_sums()
-    arrays = _as_arrays(per_row, rows if isinstance(rows, tuple) else (rows,))
+    arrays = _as_arrays(per_row, rows if isinstance(rows, tuple) else (rows,), neighboring_relation)
     num_rows = arrays[0].shape[0]
     bound, eps = float(bound), float(eps)
     delta = _check(bound, eps, delta, neighboring_relation, num_rows)
@@ -110,9 +112,8 @@ def release_sum(
     if not granted or noise is None:
         raise PrivacyBudgetError("the budget of this table does not allow this sum. Nothing was released")
     same_places = neighboring_relation == "replace_one"
-    total = jax.jit(lambda *rows: clipped_sum(function, rows, bound, width=math.prod(shape), fixed_places=same_places))(
-        *arrays
-    )
+    sum_rows = partial(clipped_sum, function, bound=bound, width=math.prod(shape), fixed_places=same_places)
+    total = jax.jit(sum_rows)(arrays)
     assert isinstance(total, ClippedSum)
     steps = release(total, GridNoise(jnp.asarray(noise[0][0]), jnp.asarray(noise[1][0])))
     value = np.asarray(in_real_units(steps, total.bound))
@@ -121,7 +122,7 @@ def release_sum(
     return NoisySum(value, scale, float(bound), plan.eps, plan.delta, neighboring_relation)
 
 
-def _as_arrays(per_row: Callable, rows: tuple) -> tuple[jax.Array, ...]:
+def _as_arrays(per_row: Callable, rows: tuple, relation: str) -> tuple[jax.Array, ...]:
     """
     :raises ValueError: naming an argument of `per_row` that is no array of numbers on this machine. It quotes no value.
     """
@@ -134,7 +135,10 @@ def _as_arrays(per_row: Callable, rows: tuple) -> tuple[jax.Array, ...]:
             raise ValueError(
                 "several processes share this table, and each would draw noise of its own: use one process"
             )
-    if problems := list(argument_problems(name_leaves(per_row, rows, {}), rows, {})):
+    named = name_leaves(per_row, rows, {})
+    if relation == "add_or_remove_one":  # then there may be none
+        named = [replace(a, shape=(1, *a.row_shape)) for a in named]
+    if problems := list(argument_problems(named, rows, {})):
         raise ValueError("; ".join(problems))
     if not rows or len({array.shape[0] for array in rows}) > 1:
         raise ValueError("the arrays in `rows` must have the same first axis, that of the rows")
@@ -173,15 +177,19 @@ def _checked(
 
     :raises ValueError: if it gives something else than numbers, or rows could act on one another through it.
     """
+    outside = read_outside(per_row)
+    if problems := iterator_problems(outside, "per_row"):
+        raise ValueError("; ".join(problems))
     closed, result = jax.make_jaxpr(_of_slices(per_row), return_shape=True)(
         tuple(jax.ShapeDtypeStruct((1, *array.shape[1:]), array.dtype) for array in arrays)
     )
-    problems = [describe_hazard(name, "per_row") for name in sorted(hazards(closed.jaxpr, [True] * len(arrays)))]
+    problems = print_problems(closed, "per_row")
+    problems += [describe_hazard(name, "per_row") for name in sorted(hazards(closed.jaxpr, [True] * len(arrays)))]
     if len(result.shape) > 1:
         problems.append(f"per_row must give a number or a vector, and gives shape {result.shape}: ravel it")
     size = arrays[0].shape[0]
     if relation == "replace_one" and size > 1:  # else a refusal would tell how many rows there are
-        shapes = [*array_constants(closed), *(shape for _, shape in outside_arrays(per_row, set()))]
+        shapes = [*array_constants(closed), *(item.shape for item in outside)]
         if any(size in shape for shape in shapes):
             problems.append("per_row closes over an array as long as the table: pass it in `rows`")
     if problems:

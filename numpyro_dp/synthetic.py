@@ -42,8 +42,8 @@ def check_on_synthetic_rows(
         check = _SyntheticCheck(separated, args, kwargs, sites)
     except Exception as error:  # the model cannot be traced with a few rows
         problem = (
-            f"the model works with {separated.num_rows} rows but not with {_FEW}: {describe_error(error)}. Take sizes "
-            "from the arguments' shapes, and pass every array with rows as an argument"
+            f"the model works with all {separated.num_rows} rows but not with {_FEW}: {describe_error(error)}. Take "
+            "sizes from the arguments' shapes, and pass every array with rows as an argument"
         )
         return [problem + overlooked(separated.arguments, separated.num_rows)], {}
     mismatches: dict[str, str] = {}

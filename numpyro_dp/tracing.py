@@ -2,7 +2,7 @@
 
 The check of a model must not read private values, so it runs the model on abstract arrays and reads everything off the
 jaxpr (JAX's record of the computation): which arguments a site's value and log density depend on, and which arrays
-come from no argument at all. A jaxpr shows only what JAX computes with; `outside_arrays` finds the rest in the
+come from no argument at all. A jaxpr shows only what JAX computes with; `numpyro_dp.outside` finds the rest in the
 bytecode of the model.
 
 Discrete latents of a row (a mixture's membership) are summed out: here stand the handlers that fix them, and those
@@ -11,11 +11,7 @@ that enumerate them with NumPyro's funsor back end, which is imported only where
 
 import contextlib
 import dataclasses
-import dis
-import functools
-import inspect
 import math
-import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro.distributions import biject_to, discrete
 from numpyro.handlers import block, condition, infer_config, seed, substitute, trace
@@ -38,7 +34,6 @@ from numpyro_dp.arguments import (
     is_array,
     quote,
     raise_if,
-    shape_of,
     take_arrays,
 )
 
@@ -131,6 +126,7 @@ def abstract_trace(model: Callable, args: tuple, kwargs: dict) -> FullTrace:
         return result
 
     closed, shapes_out = jax.make_jaxpr(outputs, return_shape=True)(prototype, discrete, shapes_in)
+    raise_if(print_problems(closed))
     # The inputs of the jaxpr are the parameters, the discrete latents, then the array arguments; its outputs are
     # numbered likewise.
     inputs = [None] * len(prototype) + sorted(discrete)
@@ -567,75 +563,45 @@ class _take_values(Messenger):
             msg["fn"] = dist.Delta(jnp.broadcast_to(value, jnp.shape(log_prob)), log_prob)
 
 
-# -- Arrays that come from no argument ---------------------------------------------------------------------------------
+# -- What a jaxpr holds, however deep ----------------------------------------------------------------------------------
 
 
 def array_constants(jaxpr: Any) -> Iterator[Shape]:
-    """Shapes of all arrays that the traced function closes over, however deep they sit."""
-    if isinstance(jaxpr, ClosedJaxpr):
-        yield from (np.shape(const) for const in jaxpr.consts if np.ndim(const))
-        jaxpr = jaxpr.jaxpr
+    """Shapes of all arrays that the traced function closes over."""
+    for part in _jaxprs(jaxpr):
+        if isinstance(part, ClosedJaxpr):
+            yield from (np.shape(const) for const in part.consts if np.ndim(const))
+    for eqn in _equations(jaxpr):
+        yield from (np.shape(v.val) for v in eqn.invars if isinstance(v, Literal) and np.ndim(v.val))
+
+
+def print_problems(jaxpr: Any, whose: str = "the model") -> list[str]:
+    """Calls that would show numbers to whoever reads the console.
+
+    JAX keeps them whatever is computed from them, so in a trace of many outputs each seems to need what is shown: they
+    are refused before anything is said about dependencies.
+    """
+    names = sorted({eqn.primitive.name for eqn in _equations(jaxpr)} & _SHOWING.keys())
+    return [
+        f"{whose} calls `{_SHOWING[name]}`, which would show private rows on the console and wherever its output is "
+        "kept: remove it"
+        for name in names
+    ]
+
+
+# `jax.debug.print` has a primitive of its own since JAX 0.8; `jax.debug.breakpoint` is a callback.
+_SHOWING = {"debug_callback": "jax.debug.callback", "debug_print": "jax.debug.print"}
+
+
+def _equations(jaxpr: Any) -> Iterator[JaxprEqn]:
+    for part in _jaxprs(jaxpr):
+        yield from part.eqns
+
+
+def _jaxprs(jaxpr: Any) -> Iterator[Any]:
+    """A jaxpr and those within its operations."""
+    yield jaxpr
     for eqn in jaxpr.eqns:
-        for var in eqn.invars:
-            if isinstance(var, Literal) and np.ndim(var.val):
-                yield np.shape(var.val)
         for param in jax.tree.leaves(eqn.params, is_leaf=lambda p: isinstance(p, ClosedJaxpr | Jaxpr)):
             if isinstance(param, ClosedJaxpr | Jaxpr):
-                yield from array_constants(param)
-
-
-def outside_arrays(model: Callable, passed: set[str]) -> Iterator[tuple[str, Shape]]:
-    """Names and shapes of what looks like an array in a model's globals, closure, defaults, partials or object.
-
-    The jaxpr shows arrays that JAX computes with; this also finds those that NumPy or pandas reduce while it is traced.
-
-    :param passed: the parameters of the model that are given a value, whose defaults are not used.
-    """
-    outside: dict[str, Any] = {}
-    while isinstance(model, Messenger | functools.partial):
-        if isinstance(model, functools.partial):
-            outside |= {f"args[{k}] of the partial": value for k, value in enumerate(model.args)} | model.keywords
-            model = model.func
-        else:
-            model = model.fn
-    owner = getattr(model, "__self__", None if inspect.isfunction(model) else model)
-    function = inspect.unwrap(model if inspect.isroutine(model) else type(model).__call__)
-    function = getattr(function, "__func__", function)
-    if inspect.isfunction(function):
-        defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
-        outside |= {name: value for name, value in defaults.items() if name not in passed}
-        outside |= _read_by(function, owner)
-    for name, value in outside.items():
-        for leaf in jax.tree.leaves(value):
-            if not callable(leaf) and shape_of(leaf):
-                yield name, shape_of(leaf)
-
-
-def _read_by(function: types.FunctionType, owner: Any) -> dict[str, Any]:
-    """Globals, closed-over variables and attributes of `owner` that a function and its module's functions read."""
-    read: dict[str, Any] = {}
-    todo, seen = [function], set()
-    while todo:
-        current = todo.pop()
-        seen.add(current)
-        names = set(_loaded_names(current.__code__, "LOAD_GLOBAL"))
-        found = {name: current.__globals__[name] for name in names & current.__globals__.keys()}
-        if owner is not None:
-            for operation in ("LOAD_ATTR", "LOAD_METHOD"):
-                attributes = _loaded_names(current.__code__, operation)
-                found |= {name: inspect.getattr_static(owner, name, None) for name in attributes}
-        for name, cell in zip(current.__code__.co_freevars, current.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # an empty cell
-                found[name] = cell.cell_contents
-        helpers = [f for f in found.values() if inspect.isfunction(f) and f.__module__ == function.__module__]
-        todo += [f for f in helpers if f not in seen]
-        read |= found
-    return read
-
-
-def _loaded_names(code: types.CodeType, operation: str) -> Iterator[str]:
-    """Names that a function, or a function defined within it, loads by an operation of the interpreter."""
-    yield from (i.argval for i in dis.get_instructions(code) if i.opname == operation)
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            yield from _loaded_names(const, operation)
+                yield from _jaxprs(param)

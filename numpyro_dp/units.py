@@ -121,12 +121,14 @@ class PublicUnits(UnitModel):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PrivateUnits(UnitModel):
-    """Units of which only the number is public, and the cap on their rows. Holds nothing of who has which.
+    """Units of which the cap on their rows is public, and perhaps the number. Holds nothing of who has which.
 
     :ivar unit: the name of the model's argument, a private one, that says so.
+    :ivar are_counted: whether their number is public.
     """
 
     unit: str
+    are_counted: bool
 
     @property
     def identity(self) -> str:
@@ -137,32 +139,42 @@ class PrivateUnits(UnitModel):
         return False
 
     def layout(self, args: tuple, kwargs: dict) -> Layout:
-        number = _number(_values(self.row_model, self.unit, args, kwargs))
-        _require_units(int(number.max()) + 1, self.num_rows)
+        number = _number(_values(self.row_model, self.unit, args, kwargs, has_public_size=False))
+        found = len(np.bincount(number))
+        if found != self.num_rows:  # what was planned, a batch above all, is for so many
+            counts = f"{self.num_rows} units, and there are {found}" if self.are_counted else "another number of units"
+            raise ValueError(f"this kernel was planned for {counts}. Make a new kernel")
         return Layout(number, self.most_rows)
 
 
 def group_rows(
-    separated: SeparableModel, unit: Any, args: tuple, kwargs: dict, max_rows_per_unit: int | None = None
+    separated: SeparableModel,
+    unit: Any,
+    args: tuple,
+    kwargs: dict,
+    max_rows_per_unit: int | None = None,
+    are_counted: bool = True,
 ) -> UnitModel:
     """The model with units in the place of rows.
 
     :param unit: whose each row is: integers, texts or dates, shape (n,); or the name of the model's argument that says
         so.
     :param max_rows_per_unit: makes it private which rows are whose; a unit's first so many rows count.
+    :param are_counted: whether the number of units is public. If not, no refusal depends on it.
     :raises ValueError: if `unit` says no such thing, or if public sizes differ too much.
     """
-    ids = _values(separated, unit, args, kwargs)
+    if max_rows_per_unit is not None:
+        _require_private(separated, unit, args, kwargs)
+    ids = _values(separated, unit, args, kwargs, has_public_size=max_rows_per_unit is None)
     number = _number(ids)
     sizes = np.bincount(number)
-    units, most = len(sizes), int(np.max(sizes))
-    if units < 2:
+    units, most = len(sizes), int(np.max(sizes, initial=0))
+    if units < 2 and are_counted:
         raise ValueError("unit says that all rows belong to one and the same: there is nobody to hide among")
     fields = {field.name: getattr(separated, field.name) for field in dataclasses.fields(SeparableModel)}
     fields |= {"num_rows": units, "row_model": separated}
     if max_rows_per_unit is not None:
-        _require_private(separated, unit)
-        return PrivateUnits(**fields, most_rows=max_rows_per_unit, unit=unit)
+        return PrivateUnits(**fields, most_rows=max_rows_per_unit, unit=unit, are_counted=are_counted)
     if units * most > MOST_PADDING * len(ids):
         raise ValueError(
             f"the largest unit has {most} of {len(ids)} rows, and the mean of the {units} units is "
@@ -181,12 +193,8 @@ def require_same_groups(grouped: SeparableModel, unit: str, args: tuple, kwargs:
         grouped.require_same(unit, args, kwargs)
 
 
-def _require_units(found: int, planned: int) -> None:
-    if found != planned:
-        raise ValueError(f"this kernel was planned for {planned} units, and there are {found}. Make a new kernel")
-
-
-def _require_private(separated: SeparableModel, unit: str) -> None:
+def _require_private(separated: SeparableModel, unit: str, args: tuple, kwargs: dict) -> None:
+    _named(separated, unit, args, kwargs)
     if unit not in [argument.name for argument in separated.private_arguments()]:
         raise ValueError(
             f"with max_rows_per_unit it is private which rows are whose, but unit={unit!r} names a public argument: "
@@ -213,7 +221,9 @@ def _named(separated: SeparableModel, unit: str, args: tuple, kwargs: dict) -> A
     return jax.tree.leaves((args, kwargs))[names.index(unit)]
 
 
-def _values(separated: SeparableModel, unit: Any, args: tuple, kwargs: dict) -> np.ndarray:
+def _values(
+    separated: SeparableModel, unit: Any, args: tuple, kwargs: dict, has_public_size: bool = True
+) -> np.ndarray:
     described = "unit"
     if isinstance(unit, str):
         described, unit = f"unit={unit!r}", _named(separated, unit, args, kwargs)
@@ -223,11 +233,15 @@ def _values(separated: SeparableModel, unit: Any, args: tuple, kwargs: dict) -> 
             "kernel the array itself; with max_rows_per_unit, leave out jit_model_args"
         )
     values = np.asarray(unit)
+    # An argument with rows is as long as the others: `separate` has seen to that.
+    is_column = values.shape == (separated.num_rows,) if has_public_size else values.ndim == 1
     # Of other objects, NaN among them, equal ones may not be found.
-    if values.shape != (separated.num_rows,) or values.dtype.kind not in "iubUSM":
-        raise ValueError(
-            f"{described} must say whose each of the {separated.num_rows} rows is, as integers of shape "
-            f"({separated.num_rows},), none of them missing; got shape {values.shape}, {values.dtype}. "
-            "`pandas.factorize(ids)[0]` makes integers of anything"
-        )
-    return values
+    if is_column and values.dtype.kind in "iubUSM":
+        return values
+    wanted, got = f"the {separated.num_rows} rows", f"shape {values.shape}, {values.dtype}"
+    wanted, got = (wanted, got) if has_public_size else ("the rows", f"{values.ndim} axes, {values.dtype}")
+    shape = f" of shape ({separated.num_rows},)" if has_public_size else ""
+    raise ValueError(
+        f"{described} must say whose each of {wanted} is, as integers{shape}, none of them missing; got {got}. "
+        "`pandas.factorize(ids)[0]` makes integers of anything"
+    )

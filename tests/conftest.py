@@ -78,10 +78,10 @@ def _models_are_separated_once(monkeypatch):
     """Checking a model takes about a second: tests that run kernels on the same model share the result."""
     from numpyro_dp.kernels import base
 
-    def separate(model, args, kwargs, row_plate, private_args):
-        key = (model, base._signature(args, kwargs), row_plate, str(private_args), jax.config.jax_enable_x64)
+    def separate(model, args, kwargs, *options):
+        key = (model, base._signature(args, kwargs), str(options), jax.config.jax_enable_x64)
         if key not in _separated:
-            _separated[key] = original(model, args, kwargs, row_plate, private_args)
+            _separated[key] = original(model, args, kwargs, *options)
         return _separated[key]
 
     original = base.separate

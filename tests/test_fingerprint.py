@@ -268,7 +268,7 @@ def test_another_number_is_another_function(make, one, other):
         (None, 0),
         (1, True),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_values_are_known_by_their_content(one, other):
     assert of(jnp.sum, one) != of(jnp.sum, other)

@@ -904,6 +904,36 @@ def test_values_used_in_python(kind):
     assert re.search(rf'\(line \d+ of test_model.py: `"{kind}": lambda g: .*`\)', _refusal(model, (y, g), None))
 
 
+def _printing_all_rows(X):
+    jax.debug.print("{X}", X=X)
+    return 0.0
+
+
+_SHOWN = {
+    "print": lambda X: _printing_all_rows(X),
+    "ordered": lambda X: jax.debug.print("{}", X.sum(), ordered=True) or 0.0,
+    "callback": lambda X: jax.debug.callback(print, X[0]) or 0.0,
+    "in_a_branch": lambda X: jax.lax.cond(X[0, 0] > 0, lambda: _printing_all_rows(X), lambda: 0.0),
+    "at_one_row": lambda X: _printing_all_rows(X) if X.shape[0] == 1 else 0.0,
+}
+
+
+@pytest.mark.parametrize("kind", _SHOWN)
+def test_rows_on_the_console(kind, capsys):
+    """JAX keeps what is shown whatever is computed from it: priors seemed to need the rows, and had the blame."""
+
+    def model(X, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]))
+        numpyro.sample("y", dist.Normal(X @ b + _SHOWN[kind](X), 1.0), obs=y)
+
+    message = _refusal(model)
+    assert re.search(r"1\. the model calls `jax\.debug\.(print|callback)`, which would show private rows", message)
+    assert "remove it" in message
+    assert "prior of" not in message
+    jax.effects_barrier()
+    assert capsys.readouterr().out == ""
+
+
 # -- Refusals: what is a row? ------------------------------------------------------------------------------------------
 
 

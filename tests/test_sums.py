@@ -197,6 +197,7 @@ def test_it_cannot_be_called_in_a_program():
         (lambda x: jnp.ones((2, 2)) * x, X, {}, "gives shape \\(2, 2\\): ravel it"),
         (lambda x: x - jnp.asarray(X).mean(), X, {}, "closes over an array as long as the table"),
         (lambda x: jax.lax.while_loop(lambda y: y < x, lambda y: y + 1, 0.0), X, {}, "per_row has a loop"),
+        (lambda x: jax.debug.print("{}", x) or x, X, {}, "per_row calls `jax.debug.print`, which would show"),
         (lambda x: jax.pure_callback(lambda y: y, x, x), X, {}, "per_row calls Python with a row"),
         (lambda x: x - X.mean(), X, {}, "closes over an array as long as the table"),
         (lambda g: rbg_in_a_loop(g), G, {}, "random_bits of other keys than threefry's"),

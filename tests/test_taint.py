@@ -828,10 +828,10 @@ def same_world(monkeypatch, tmp_path):
             _known[key] = make()
         return _known[key]
 
-    def separate_once(model, args, kwargs, row_plate, private_args):
+    def separate_once(model, args, kwargs, *options):
         kinds = tuple(map(type, jax.tree.leaves((args, kwargs))))
-        key = "model", model, base._signature(args, kwargs), kinds, row_plate, str(private_args)
-        return once(lambda: separate(model, args, kwargs, row_plate, private_args), *key)
+        key = "model", model, base._signature(args, kwargs), kinds, str(options)
+        return once(lambda: separate(model, args, kwargs, *options), *key)
 
     def cut_once(separated, args, kwargs):
         return once(lambda: (find_cut(separated, args, kwargs), separated), "cut", id(separated))[0]

@@ -132,7 +132,8 @@ class KernelOptions(TypedDict, total=False):
     :param inverse_mass_matrix: a number, a vector (d,), a matrix (d, d) with `dense_mass`, or a dict by site. Public.
     :param init_strategy: NumPyro's; default ``init_to_median`` of the prior.
     :param row_plate: the plate whose members are protected. Default: that of the observed sites.
-    :param private_args: names of the arguments that hold rows. Default: arrays as long as the row plate.
+    :param private_args: names of the arguments that hold rows. Default: arrays as long as the row plate; where their
+        number is private (``"add_or_remove_one"``, `max_rows_per_unit`), all arrays.
     :param unit: whose each row is, if one person has many: integers, shape (n,), or the name of the model's argument
         that says so. What a unit's rows do together is clipped. Which rows are whose is public. See
         `numpyro_dp.units`.
@@ -522,11 +523,13 @@ class DPKernel(MCMCKernel, Algorithm):
             "unit": self._describe_unit(separated),
             "public_arguments": tuple(map(str, separated.public_arguments())),
             "private_arguments": tuple(str(a) if shapes else a.name for a in separated.private_arguments()),
+            "closed_over": separated.closed_over,
             "dropped_sites": dict(separated.dropped_sites),
         }
 
     @property
     def _table_size_is_public(self) -> bool:
+        """Whether neighbouring tables have as many rows: not if one unit may be added, or may have more of them."""
         return self._neighboring_relation == "replace_one" and self._max_rows_per_unit is None
 
     def _describe_unit(self, separated: SeparableModel) -> str:
@@ -626,8 +629,8 @@ class DPKernel(MCMCKernel, Algorithm):
             )
         if self._private_args is None and not self._table_size_is_public:
             assumptions.append(
-                "no public argument is a number or an array that goes by how long the table is. Arguments as long as "
-                "the table were taken for rows: `private_args` says which are"
+                "no public argument is a number that goes by how long the table is. Each array argument was taken for "
+                "rows: `private_args` says which are"
             )
         if self._max_rows_per_unit is not None:
             assumptions.append(
@@ -1013,9 +1016,11 @@ class DPKernel(MCMCKernel, Algorithm):
         """The model for arguments of these shapes: checked once, and again only for other shapes."""
         separated = self._known(args, kwargs)
         if separated is None:
-            separated = separate(self._model, args, kwargs, self._row_plate, self._private_args)
+            options = self._row_plate, self._private_args, self._table_size_is_public
+            separated = separate(self._model, args, kwargs, *options)
             if self._unit is not None:
-                separated = group_rows(separated, self._unit, args, kwargs, self._max_rows_per_unit)
+                are_counted = self._neighboring_relation == "replace_one"
+                separated = group_rows(separated, self._unit, args, kwargs, self._max_rows_per_unit, are_counted)
                 self._unit_hash = separated.identity
             self._separated[_signature(args, kwargs)] = separated
         elif isinstance(self._unit, str):
