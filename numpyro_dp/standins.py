@@ -114,7 +114,7 @@ def without_length(model: Callable, table: StandIns) -> Iterator[None]:
 
 
 def _hide(text: str, length: int) -> str:
-    number = rf"(?<![\w.]){length}(?!\w|\.\d)"
+    number = rf"(?<![\w.-])(?<!line ){length}(?!\w|\.\d)"
     text = re.sub(rf" \({length}\)|{number} (?=(?:synthetic )?rows|members)", "", text)
     return re.sub(number, "rows", text)
 

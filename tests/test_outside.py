@@ -82,6 +82,13 @@ class Options:
     tables: dict
 
 
+@functools.partial(jax.tree_util.register_dataclass, data_fields=("x",), meta_fields=("ages",))
+@dataclasses.dataclass
+class Tree:
+    x: np.ndarray
+    ages: tuple
+
+
 Pair = collections.namedtuple("Pair", "scale ages")
 STUDY, NESTED, SLOTS = Study(), Settings(of=Settings(ages=VALUES)), Slots(VALUES)
 BY_PERSON = {f"person {k}": value for k, value in enumerate(VALUES)}
@@ -115,6 +122,11 @@ def with_argument(y, options):
     numpyro.sample("y", dist.Normal(b, 1.0), obs=y)
 
 
+def with_tree(y, tree):
+    b = numpyro.sample("b", dist.Normal(mean(tree.ages), 1.0))
+    numpyro.sample("y", dist.Normal(b + tree.x[0], 1.0), obs=y)
+
+
 def with_callable(y, centre):
     reading(centre)(y)
 
@@ -139,6 +151,7 @@ WAYS = {
     "attrgetter": (reading(lambda: mean(operator.attrgetter("values")(SLOTS))), {}, "'SLOTS.values', a list"),
     "slots": (reading(lambda: mean(SLOTS.values)), {}, "'SLOTS.values', a list"),
     "argument": (with_argument, {"options": Options(1.0, {"ages": VALUES})}, "'options.tables['ages']', a list"),
+    "static_field": (with_tree, {"tree": Tree(np.ones(2), tuple(VALUES))}, "'tree (static)[0]', a tuple of length 7"),
     "callable_argument": (with_callable, {"centre": functools.partial(mean, VALUES)}, "a list of length 7"),
     "method_as_argument": (with_callable, {"centre": lambda: STUDY.typical}, "'STUDY._Study__hidden', a list"),
     "keyword_of_a_partial": (functools.partial(with_callable, centre=mean_age), {}, "'elsewhere.AGES', a list"),
