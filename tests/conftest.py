@@ -11,6 +11,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # NumPyro switches its progress bar off where it sees these.
 os.environ.pop("CI", None)
 
+import contextlib
 import gc
 import re
 import tempfile
@@ -67,6 +68,13 @@ def _programs_are_compiled_quickly(request):
         _compiled["quickly"] = quickly
         jax.config.update("jax_disable_most_optimizations", quickly)
         _surveys.clear()
+
+
+@pytest.fixture(autouse=True)
+def _programs_are_kept(request, monkeypatch):
+    """Runs keep no programs on disk, which hold the table. Here tables are made up; tests/test_leaks.py is about that."""
+    if request.module.__name__ != "test_leaks":
+        monkeypatch.setattr("numpyro_dp.mcmc._no_compilation_cache_on_disk", contextlib.nullcontext)
 
 
 _compiled: dict = {}
