@@ -22,7 +22,7 @@ from numpyro_dp.report import PrivacyReport
 from numpyro_dp.subsampling import FixedBatches, PoissonBatches
 from numpyro_dp.sums import NoisySum, release_sum
 
-__version__ = "0.1.0"
+__version__ = "0.1.1"
 
 __all__ = [
     "DPHMC",

@@ -72,7 +72,7 @@ def _programs_are_compiled_quickly(request):
 
 @pytest.fixture(autouse=True)
 def _programs_are_kept(request, monkeypatch):
-    """Runs keep no programs on disk, which hold the table. Here tables are made up; tests/test_leaks.py is about that."""
+    """Runs keep no programs on disk, which hold the table; see tests/test_leaks.py. Here all tables are made up."""
     if request.module.__name__ != "test_leaks":
         monkeypatch.setattr("numpyro_dp.mcmc._no_compilation_cache_on_disk", contextlib.nullcontext)
 
