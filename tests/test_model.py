@@ -562,7 +562,7 @@ def test_latent_with_a_hard_coded_value_per_row(index):
         effect = effect if index == "whole" else effect[jnp.arange(y.shape[0])]
         numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
 
-    words = {"whole": "works with 7 rows but not with 3", "arange": "'y' is not a sum over rows"}[index]
+    words = {"whole": "works with all 7 rows but not with 3", "arange": "'y' is not a sum over rows"}[index]
     _assert_refused(model, words, args=(y,))
 
 

@@ -264,7 +264,7 @@ def handed_out(make, args):
     return samples, str(mcmc.privacy), mcmc.privacy.to_json(), [str(w.message) for w in warned]
 
 
-def constant_sum(per_row, rows, bound, width=1, size=None, owners=None, fixed_places=False):
+def constant_sum(per_row, rows, bound, width=1, size=None, owners=None, fixed_places=False, may_loop=False):
     """In the place of `clipped_sum`: the same for all rows, and for none."""
     shape = jax.eval_shape(per_row, tuple(jax.ShapeDtypeStruct((1, *r.shape[1:]), r.dtype) for r in rows)).shape
     return ClippedSum(jnp.zeros(shape, jnp.int32), jnp.full(shape, 17, jnp.int32), jnp.asarray(bound, jnp.float32))
@@ -314,9 +314,7 @@ def test_where_a_person_may_have_more_rows_their_number_is_private(relation, mon
 
 @pytest.mark.parametrize("n", [0, 1])
 @pytest.mark.parametrize("name", RUNS)
-def test_runs_on_no_row_and_on_one(name, n, request):
-    if n == 0:  # TODO: remove when `clipped_sum` and `find_bounds` take tables without a row
-        request.node.add_marker(pytest.mark.xfail(reason="sums over no row", strict=False))
+def test_runs_on_no_row_and_on_one(name, n):
     samples, *_ = handed_out(RUNS[name], arguments(name, n))
     assert isinstance(samples, dict), samples
     assert np.isfinite(samples["b"]).all()
