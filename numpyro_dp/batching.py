@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
-from numpyro_dp.isolation import CALLS, alone
+from numpyro_dp.isolation import CALLS, alone, called
 
 # Of these, each element of the result is computed from the elements in the same place, or from scalars.
 _ELEMENTWISE = frozenset(
@@ -106,8 +106,7 @@ def _evaluate(closed: ClosedJaxpr, inputs: Sequence[_Value], num_rows: int) -> l
         if not any(v.of_rows for v in values):
             outputs = [_Value(x, False) for x in bind(eqn, [v.array for v in values])]
         elif eqn.primitive.name in CALLS:
-            inner = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
-            outputs = _evaluate(inner, values, num_rows)
+            outputs = _evaluate(called(eqn), values, num_rows)
         else:
             outputs = [_Value(x, True) for x in _of_rows(eqn, values, num_rows)]
         env.update(zip(eqn.outvars, outputs, strict=True))

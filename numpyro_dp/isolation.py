@@ -211,7 +211,7 @@ class _Follower:
         if not _is_jaxs(eqn):
             return [True] * len(eqn.outvars), {name}
         if name in CALLS:
-            return self.follow(_called(eqn), inputs)
+            return self.follow(called(eqn).jaxpr, inputs)
         if name == "cond":
             return self._branches(eqn, inputs)
         if name == "while":
@@ -249,9 +249,10 @@ class _Follower:
         return carry, found | inner | ({"while"} if ends and not self.may_loop else set())
 
 
-def _called(eqn: JaxprEqn) -> Jaxpr:
+def called(eqn: JaxprEqn) -> ClosedJaxpr:
+    """The jaxpr that one of the `CALLS` evaluates."""
     part = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
-    return part.jaxpr if isinstance(part, ClosedJaxpr) else part
+    return part if isinstance(part, ClosedJaxpr) else ClosedJaxpr(part, [])
 
 
 def _jaxprs_in(params: dict) -> Iterator[Jaxpr]:

@@ -56,6 +56,7 @@ FUNCTIONS = {
     "branches": lambda w, x, m: lax.cond(x[0] > 0, lambda: m, lambda: w),
     "solve": lambda w, x, m: jax.scipy.linalg.solve_triangular(jnp.eye(2) + w @ w.T, m, lower=True),
     "own derivative": lambda w, x, m: jax.grad(lambda x: jnp.sum(cube(x)) + jnp.sum(jax.nn.softplus(w @ x)))(x),
+    "checkpoint": lambda w, x, m: jax.checkpoint(lambda v: jnp.sin(w @ v))(x),
     "of all rows only": lambda w, x, m: jnp.sum(w),
     "several": lambda w, x, m: {"a": x, "b": (m, w[0])},
 }
