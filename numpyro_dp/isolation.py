@@ -24,16 +24,14 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
-CALLS = frozenset(
-    ("checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit", "remat2")
-)
+CALLS = frozenset(("closed_call", "custom_jvp_call", "custom_vjp_call", "jit", "remat2"))
 """Operations that evaluate a jaxpr as it stands."""
 
 _LISTED = frozenset(
     (
         # of each element by itself
         *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e"),
-        *("bessel_i1e", "bitcast_convert_type", "cbrt", "ceil", "clamp", "clz", "complex", "conj", "copy", "copy_p"),
+        *("bessel_i1e", "bitcast_convert_type", "cbrt", "ceil", "clamp", "clz", "complex", "conj", "copy"),
         *("convert_element_type", "cos", "cosh", "digamma", "div", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp"),
         *("exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "le_to", "lgamma", "log"),
         *("log1p", "log2", "logistic", "lt", "lt_to", "max", "min", "mul", "mulhi", "name", "ne", "neg", "nextafter"),
@@ -69,7 +67,7 @@ _LISTED = frozenset(
         *("select_and_gather_add", "select_and_scatter_add", "slice", "sort", "split", "squeeze", "stack", "tile"),
         *("top_k", "transpose", "unstack"),
         # of a row's matrices, one after the other
-        *("cholesky", "geqrf", "householder_product", "lu", "lu_pivots_to_permutation", "qr"),
+        *("cholesky", "householder_product", "lu", "lu_pivots_to_permutation", "qr"),
         *("triangular_solve", "tridiagonal_solve"),
         # of a row's random keys, if these are threefry's
         *("random_bits", "random_fold_in", "random_seed", "random_split", "random_unwrap", "random_wrap"),
@@ -274,19 +272,22 @@ def _is_threefry(eqn: JaxprEqn) -> bool:
 
 def _is_jaxs(eqn: JaxprEqn) -> bool:
     """Whether an operation is JAX's own, and not another one that goes by the same name."""
-    known = _exported().get(eqn.primitive.name)
-    return known is None or eqn.primitive in known
+    return eqn.primitive in _jaxs_own().get(eqn.primitive.name, ())
 
 
 @functools.cache
-def _exported() -> dict[str, list]:
-    """JAX's operations by name, as far as it exports them."""
+def _jaxs_own() -> dict[str, list]:
+    """JAX's operations by name: those that it exports, and two of random keys that it does not."""
     found: dict[str, list] = {}
     for module in (jax.extend.core.primitives, lax, lax.linalg):
         for key in dir(module):
             primitive = getattr(module, key)
             if key.endswith("_p") and hasattr(primitive, "name"):
                 found.setdefault(primitive.name, []).append(primitive)
+    key_data = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    wrapping = jax.make_jaxpr(lambda x: jax.random.key_data(jax.random.wrap_key_data(x, impl="threefry2x32")))(key_data)
+    for eqn in wrapping.jaxpr.eqns:
+        found.setdefault(eqn.primitive.name, []).append(eqn.primitive)
     return found
 
 

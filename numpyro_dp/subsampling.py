@@ -19,6 +19,7 @@ No batch is ever divided by its realised size.
 import dataclasses
 import functools
 import math
+import operator
 from typing import NamedTuple
 
 import jax
@@ -75,6 +76,10 @@ class PoissonBatches:
     max_batch_size: int | None = None
 
     def __post_init__(self):
+        # Of numbers of lower precision the accounting would be in theirs.
+        for name, kind in (("batch_size", float), ("rate", float), ("max_batch_size", operator.index)):
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, kind(given))
         if (self.batch_size is None) == (self.rate is None):
             raise ValueError("give PoissonBatches either batch_size, the expected number of rows, or rate")
         if self.rate is not None and not 0 < self.rate <= 1:

@@ -235,7 +235,7 @@ def test_what_is_mapped_is_checked_where_it_is_mapped(rule, name, where):
 
 def test_operations_that_are_not_listed_are_refused_by_name():
     """Also those of the future, of other libraries, and those that borrow a name."""
-    for name in ("attention_of_2030", "add"):
+    for name in ("attention_of_2030", "add", "random_wrap", "geqrf", "closed_call", "custom_jvp_call"):
         own = Primitive(name)
         own.def_impl(lambda x: x)
         own.def_abstract_eval(lambda x: x)

@@ -75,6 +75,12 @@ def test_batches_may_be_empty():
     assert (int(total.hi), int(total.lo)) == (0, 0)
 
 
+def test_rates_of_lower_precision_are_accounted_for_in_full_precision():
+    assert type(PoissonBatches(rate=np.float32(0.1)).mechanism(1.0, N).rate) is float
+    assert type(PoissonBatches(np.float16(7)).probability(N)) is float
+    assert type(PoissonBatches(7, max_batch_size=np.int16(9)).max_batch_size) is int
+
+
 def test_every_batch_names_its_mechanism():
     assert as_batches(None) == AllRows()
     assert as_batches(None).mechanism(2.0, N) == Gaussian(2.0)
