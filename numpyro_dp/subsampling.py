@@ -37,6 +37,8 @@ from numpyro_dp.mechanisms import (
 
 OVERFLOW = 1e-40
 """Probability that a Poisson batch does not fit its buffer. Accounted for: it is added to delta."""
+SMALLEST_RATE = 1e-15
+"""Below, the gaps between rows are not resolved, and no table has a row in a batch."""
 
 
 class Batch(NamedTuple):
@@ -82,8 +84,8 @@ class PoissonBatches:
                 object.__setattr__(self, name, kind(given))
         if (self.batch_size is None) == (self.rate is None):
             raise ValueError("give PoissonBatches either batch_size, the expected number of rows, or rate")
-        if self.rate is not None and not 0 < self.rate <= 1:
-            raise ValueError(f"rate must lie in (0, 1], got {self.rate}")
+        if self.rate is not None and not SMALLEST_RATE <= self.rate <= 1:
+            raise ValueError(f"rate must lie in [{SMALLEST_RATE:g}, 1], got {self.rate}")
         if self.batch_size is not None and not 0 < self.batch_size < math.inf:
             raise ValueError(f"batch_size must be positive, got {self.batch_size}")
         if self.max_batch_size is not None and self.max_batch_size < 1:

@@ -279,14 +279,14 @@ class DPKernel(MCMCKernel, Algorithm):
         self._noise_multipliers = dict(noise_multipliers)
         self._shares = dict(shares or dict.fromkeys(noise_multipliers, 1.0))
         self._batches = as_batches(batch_size)
-        self._given_power, self._n0 = float(power), n0
+        self._given_power, self._n0 = float(power), None if n0 is None else float(n0)
         self._neighboring_relation = neighboring_relation
         self._num_iterations, self._num_chains = num_iterations, num_chains
         self._step_size = step_size
         self._inverse_mass_matrix = inverse_mass_matrix
         self._dense_mass = dense_mass
         self._adapt_step_size, self._adapt_mass_matrix = adapt_step_size, adapt_mass_matrix
-        self._target_accept_prob = target_accept_prob
+        self._target_accept_prob = float(target_accept_prob)
         self._init_strategy = init_to_median if init_strategy is None else init_strategy
         self._row_plate, self._private_args = row_plate, private_args
         self._unit = unit if unit is None or isinstance(unit, str) else np.array(unit)
@@ -805,14 +805,14 @@ class DPKernel(MCMCKernel, Algorithm):
             if owners is not None and self._n0 is not None:
                 raise ValueError("n0 needs the number of rows of all owners, which is not known here: give power")
             return owners
+        if self._neighboring_relation != "replace_one":
+            raise ValueError("an index of owners tells n, which is private under 'add_or_remove_one'")
         index = np.asarray(owners)
         if index.ndim != 1 or not np.issubdtype(index.dtype, np.integer) or index.size == 0 or index.min() < 0:
             raise ValueError(
                 "owners must be each row's owner as integers from 0, shape (n,), or an exchange such as "
                 f"numpyro_dp.owners.JaxProcesses(); got {type(owners).__name__} of shape {index.shape}, {index.dtype}"
             )
-        if self._neighboring_relation != "replace_one":
-            raise ValueError("an index of owners tells n, which is private under 'add_or_remove_one'")
         if not isinstance(self._batches, AllRows):
             raise ValueError("each owner uses all of its rows: leave batch_size out")
         return OwnerIndex(index.astype(np.int32), int(index.max()) + 1)
