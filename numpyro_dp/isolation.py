@@ -206,6 +206,8 @@ class _Follower:
 
     def _operation(self, eqn: JaxprEqn, inputs: list[bool]) -> tuple[list[bool], set[str]]:
         name = eqn.primitive.name
+        if _is_search(eqn):
+            return [True] * len(eqn.outvars), set()
         if not _is_jaxs(eqn):
             return [True] * len(eqn.outvars), {name}
         if name in CALLS:
@@ -273,6 +275,12 @@ def _is_threefry(eqn: JaxprEqn) -> bool:
 def _is_jaxs(eqn: JaxprEqn) -> bool:
     """Whether an operation is JAX's own, and not another one that goes by the same name."""
     return eqn.primitive in _jaxs_own().get(eqn.primitive.name, ())
+
+
+def _is_search(eqn: JaxprEqn) -> bool:
+    """Whether it is `jnp.searchsorted` (as in `jnp.interp`), which JAX wraps since 0.12; of each number by itself."""
+    kind = type(eqn.params.get("_prim"))
+    return (kind.__module__, kind.__name__) == ("jax._src.numpy.hijax", "SearchSorted")
 
 
 @functools.cache
