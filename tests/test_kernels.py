@@ -646,6 +646,49 @@ def test_a_noise_seed_never_hides_two_queries_under_one_noise(make):
         assert noise_of(*seeded(make, **options)) != first, options
 
 
+@kernels(FEW, FEW)
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"init_params": {"b": jnp.array([0.1, 0.2, 0.3001]), "scale": jnp.array(0.4)}},
+        {"num_warmup": 2, "num_samples": 3},
+    ],
+    ids=["start", "warmup"],
+)
+def test_runs_that_ask_something_else_have_other_noise_from_one_seed(make, other, monkeypatch):
+    """The difference of what they release would be an exact difference of sums."""
+
+    start = {"b": jnp.array([0.1, 0.2, 0.3]), "scale": jnp.array(0.4)}
+
+    def noise(num_warmup=1, num_samples=4, init_params=start):
+        drawn = []
+        source = numpyro_dp.noise.NoiseSource
+        monkeypatch.setattr(source, "draw", lambda *args: drawn.append(original(*args)) or drawn[-1])
+        mcmc = MCMC(make(eps=5.0, noise_seed=1), num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
+        mcmc.run(jax.random.key(0), X, y=Y, init_params=init_params)
+        return [noise.tolist() for noise in drawn]
+
+    original = numpyro_dp.noise.NoiseSource.draw
+    first = noise()
+    assert len(first) >= 5
+    assert noise() == first
+    assert not any(one in first for one in noise(**other))
+
+
+def test_a_schedule_is_known_by_its_numbers():
+    """It may read a global, which the code of the function does not show."""
+    factor = {"of": 1.0}
+
+    def noise():
+        kernel = DPSGLD(model, eps=5.0, step_size=lambda t: factor["of"] * 1e-4 / t, num_iterations=4, noise_seed=1)
+        return noise_of(kernel, kernel.init(jax.random.key(0), 0, None, (X,), {"y": Y}))
+
+    first = noise()
+    assert noise() == first
+    factor["of"] = 2.0  # the noise multipliers depend on the ratios of the step sizes only
+    assert noise() != first
+
+
 def test_a_guessable_seed_is_named_so():
     def noise(seed):
         kernel = penalty(eps=1.0, num_iterations=5, noise_seed=seed)

@@ -71,6 +71,8 @@ class DPState(NamedTuple):
     :ivar adapt_state: NumPyro's ``HMCAdaptState``: step size, inverse mass matrix and their adaptation.
     :ivar carry: what the algorithm itself carries along; see the kernel.
     :ivar rng_key: key of the public randomness (proposals, accept draws). Privacy noise does not come from it.
+    :ivar origin: hash of where the chain began and of the length of its warmup, shape (2,): with `noise_seed`, chains
+        that begin elsewhere ask something else, and so must not have the same noise.
     """
 
     i: jax.Array
@@ -84,6 +86,7 @@ class DPState(NamedTuple):
     adapt_state: Any
     carry: Any
     rng_key: Any
+    origin: jax.Array
 
 
 class Step(NamedTuple):
@@ -743,15 +746,14 @@ class DPKernel(MCMCKernel, Algorithm):
         return sorted(item for item in vars(self).items() if isinstance(item[1], plain) and item[0] not in other)
 
     def _fingerprint(self, separated: SeparableModel, args: tuple, kwargs: dict) -> str:
-        """A hash of what else decides what is asked of the table: the model, public values, arrays and functions.
+        """A hash of what else decides what is asked of the table: the model, its public values, the mass matrix.
 
-        Of private arguments it knows shapes and dtypes only.
+        Of private arguments it knows shapes and dtypes only. Where a chain starts is in its state (`DPState.origin`).
         """
         leaves = jax.tree.leaves((args, kwargs))
         public = [leaf for leaf, a in zip(leaves, separated.arguments, strict=True) if not a.private]
-        given = (self._inverse_mass_matrix, self._init_strategy, self._step_size)
         with jax.ensure_compile_time_eval():  # constants stay constants in chains that run in parallel
-            return fingerprint(self._queries(separated, args, kwargs), (public, *given))
+            return fingerprint(self._queries(separated, args, kwargs), (public, self._inverse_mass_matrix))
 
     def _queries(self, separated: SeparableModel, args: tuple, kwargs: dict) -> list[tuple[Callable, tuple]]:
         """The functions of which sums are released or which decide where, with arguments of the right shapes."""
@@ -854,6 +856,7 @@ class DPKernel(MCMCKernel, Algorithm):
             adapt_state=self._adapt(state.i, accept_prob, z_new, state.adapt_state),
             carry=carry,
             rng_key=None,
+            origin=state.origin,
         )
         stayed = state._replace(
             accepted=jnp.array(False), exhausted=jnp.array(True), diverging=jnp.array(False), rng_key=None
@@ -893,6 +896,7 @@ class DPKernel(MCMCKernel, Algorithm):
             target.witness(state._replace(rng_key=None)),
             state.i,
             nonce,
+            state.origin,
         )
 
         def draw(kind: str) -> Draw:
@@ -951,6 +955,7 @@ class DPKernel(MCMCKernel, Algorithm):
             adapt_state=adapt_state,
             carry=self._algorithm._init_carry(carry_key, z),
             rng_key=rng_key,
+            origin=_origin(z, self._num_warmup),
         )
 
     def _initial_step_size(self, num_rows: int) -> float:
@@ -1060,6 +1065,13 @@ def _tags(nonce: jax.Array, i: jax.Array, kind: int, length: int) -> jax.Array:
     head = jnp.concatenate([jnp.ravel(nonce).astype(jnp.uint32), jnp.stack([i, kind]).astype(jnp.uint32)])
     positions = jnp.arange(length, dtype=jnp.uint32)[:, None]
     return jnp.concatenate([jnp.broadcast_to(head, (length, head.size)), positions], 1)
+
+
+def _origin(z: jax.Array, num_warmup: int) -> jax.Array:
+    """64 bits that are others for another start or another length of the warmup."""
+    words = jnp.ravel(lax.bitcast_convert_type(z, jnp.uint32))
+    key = random.key(num_warmup, impl="threefry2x32")
+    return random.key_data(lax.scan(lambda key, word: (random.fold_in(key, word), None), key, words)[0])
 
 
 def _key_data(key: jax.Array) -> jax.Array:

@@ -165,6 +165,9 @@ class StochasticGradientKernel(DPKernel):
         self._schedules.append(sizes)
         return sizes
 
+    def _settings(self) -> list[tuple[str, Any]]:
+        return [*super()._settings(), ("schedules", [sizes.tolist() for sizes in self._schedules])]
+
     def _mechanisms(
         self, kind: str, noise_multiplier: float, num_rows: int, num_iterations: int
     ) -> tuple[Mechanism, ...]:
