@@ -206,7 +206,6 @@ def list_problems(model: Callable, args: tuple, kwargs: dict, num_rows: int | No
     """What may hold rows and would be public: Python lists as long as there are rows (any, if nobody may know how many
     there are), and sparse matrices, whose parts have other lengths."""
     queue = named_values(model, args, kwargs)
-    way_out = "; if it holds no rows, say which arguments do with `private_args=`" if num_rows is None else ""
     while queue:
         name, value = queue.pop(0)
         kind = type(value).__name__
@@ -214,19 +213,27 @@ def list_problems(model: Callable, args: tuple, kwargs: dict, num_rows: int | No
             yield f"argument '{name}' is a {kind}, a sparse matrix: pass `{name}.todense()`"
         elif isinstance(value, dict):
             queue.extend((f"{name}[{key!r}]", item) for key, item in value.items())
-        elif isinstance(value, list | tuple) and (len(value) > 1 or num_rows is None):
-            leaves = jax.tree.leaves(value)
-            if not any(_is_number(leaf) or is_array(leaf) for leaf in leaves) and num_rows in (None, len(value)):
-                what = "as long as there are rows, which" if num_rows is not None else "that may hold rows, and that"
+        elif isinstance(value, list | tuple) and num_rows is None:
+            if any(map(is_array, jax.tree.leaves(value))):
+                queue.extend((f"{name}[{k}]", item) for k, item in enumerate(value))
+            else:  # in the same words however many there are
                 yield (
-                    f"argument '{name}' is a {kind} {what} the model would see as public constants: pass an array of "
-                    f"codes, `np.unique(..., return_inverse=True)[1]`{way_out}"
+                    f"argument '{name}' is a {kind} that may hold rows, and that the model would see as public "
+                    f"constants: pass an array, `jnp.array({name})`, of codes if it holds texts "
+                    "(`np.unique(..., return_inverse=True)[1]`); if it holds no rows, say which arguments do with "
+                    "`private_args=`"
                 )
-            elif leaves and all(map(_is_number, leaves)) and num_rows in (None, len(value)):
-                size = "" if num_rows is None else f"{len(value)} "
+        elif isinstance(value, list | tuple) and len(value) > 1:
+            leaves = jax.tree.leaves(value)
+            if not any(_is_number(leaf) or is_array(leaf) for leaf in leaves) and num_rows == len(value):
                 yield (
-                    f"argument '{name}' is a {kind} of {size}numbers or lists of numbers, which the model would see as "
-                    f"public constants: pass an array, `jnp.array({name})`{way_out}"
+                    f"argument '{name}' is a {kind} as long as there are rows, which the model would see as public "
+                    "constants: pass an array of codes, `np.unique(..., return_inverse=True)[1]`"
+                )
+            elif leaves and all(map(_is_number, leaves)) and num_rows == len(value):
+                yield (
+                    f"argument '{name}' is a {kind} of {len(value)} numbers or lists of numbers, which the model would "
+                    f"see as public constants: pass an array, `jnp.array({name})`"
                 )
             else:
                 queue.extend((f"{name}[{k}]", item) for k, item in enumerate(value))

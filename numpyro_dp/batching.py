@@ -175,8 +175,8 @@ def _dot(params: dict, one: _Value, other: _Value) -> jax.Array:
         x = jnp.expand_dims(x, tuple(num_batch + num_free + k for k in range(len(free[1]))))
         y = jnp.expand_dims(y, tuple(num_batch + k for k in range(num_free)))
         last = num_batch + num_free + len(free[1])
-        products = jnp.sum(x * y, tuple(last + k for k in range(len(contracted[0]))))
-        return products.astype(params["preferred_element_type"] or products.dtype)
+        kind = params["preferred_element_type"] or jnp.result_type(x, y)
+        return jnp.sum(x.astype(kind) * y.astype(kind), tuple(last + k for k in range(len(contracted[0]))))
     if batch[0]:
         axes = tuple(-1 if v.of_rows else None for v in (one, other))
         dot = jax.vmap(lambda x, y: lax.dot_general(x, y, params["dimension_numbers"], **options), axes, -1)

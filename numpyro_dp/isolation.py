@@ -206,10 +206,10 @@ class _Follower:
 
     def _operation(self, eqn: JaxprEqn, inputs: list[bool]) -> tuple[list[bool], set[str]]:
         name = eqn.primitive.name
-        if _is_search(eqn):
+        if _is_wrapped(eqn):
             return [True] * len(eqn.outvars), set()
         if not _is_jaxs(eqn):
-            return [True] * len(eqn.outvars), {name}
+            return [True] * len(eqn.outvars), {_shown_name(eqn)}
         if name in CALLS:
             return self.follow(called(eqn).jaxpr, inputs)
         if name == "cond":
@@ -262,7 +262,7 @@ def _jaxprs_in(params: dict) -> Iterator[Jaxpr]:
 
 
 def _shown_name(eqn: JaxprEqn) -> str:
-    name = eqn.primitive.name
+    name = eqn.primitive.name if "_prim" not in eqn.params else type(eqn.params["_prim"]).__name__
     return f"{name} of other keys than threefry's" if name in _OF_KEYS else name
 
 
@@ -277,10 +277,16 @@ def _is_jaxs(eqn: JaxprEqn) -> bool:
     return eqn.primitive in _jaxs_own().get(eqn.primitive.name, ())
 
 
-def _is_search(eqn: JaxprEqn) -> bool:
-    """Whether it is `jnp.searchsorted` (as in `jnp.interp`), which JAX wraps since 0.12; of each number by itself."""
+_WRAPPED = frozenset((("jax._src.numpy.hijax", "SearchSorted"), ("jax._src.numpy.ufuncs", "Ldexp")))
+
+
+def _is_wrapped(eqn: JaxprEqn) -> bool:
+    """Whether JAX wraps the operation, as 0.12 does with `jnp.searchsorted` (of `jnp.interp`) and `jnp.ldexp`.
+
+    Both are of each number by itself.
+    """
     kind = type(eqn.params.get("_prim"))
-    return (kind.__module__, kind.__name__) == ("jax._src.numpy.hijax", "SearchSorted")
+    return (kind.__module__, kind.__name__) in _WRAPPED
 
 
 @functools.cache
