@@ -88,7 +88,8 @@ def layout_of(rows: Iterable[Any]) -> Layout | None:
             spec = tuple(sharding.spec)
         first = spec[0] if spec else None
         axes = (first,) if isinstance(first, str) else tuple(first or ())
-        shapes.append(f"({', '.join(['rows', *map(str, jnp.shape(row)[1:])])}) spread as {spec}")  # how many may be private
+        sizes = ["rows", *map(str, jnp.shape(row)[1:])]  # how many rows may be private
+        shapes.append(f"({', '.join(sizes)}) spread as {spec}")
         if any(axis is not None for axis in spec[1:]):
             raise ValueError(f"only the rows of a table can be spread over devices, got an array of shape {shapes[-1]}")
         layouts.add(Layout(sharding.mesh, axes) if axes else None)  # type: ignore[union-attr, arg-type]
