@@ -13,7 +13,6 @@ os.environ.pop("CI", None)
 
 import contextlib
 import gc
-import re
 import tempfile
 from pathlib import Path
 
@@ -149,55 +148,3 @@ def x64():
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", before)
-
-
-# Run with the slow tests only, since others show the same every day: by another kernel, driver or model. The everyday
-# tests must stay quick enough to be run often.
-SHOWN_BY_OTHERS = re.compile(
-    r"""
-    test_kernels.py::(?!test_runs_and_moves\[|test_the_chain_goes_on_over_hostile_rows)\w+\[(.*-)?hmc\]
-    | test_kernels.py::test_runs_and_moves_in_float64\[penalty_prepared\]
-    | test_kernels.py::test_every_chain_method_gives\w+\[numpyro_dp-(sequential|vmap)-(sgld_poisson|penalty_prepared)\]
-    | test_kernels.py::test_warmup_then_run_is_one_run\[numpyro-penalty\]
-    | test_kernels.py::test_one_budget_one_table\[penalty_prepared\]
-    | test_kernels.py::test_copies_have_no_budget\[(copy|deepcopy)-penalty_prepared\]
-    | test_kernels.py::test_the_budget_cannot_be_overrun_by_the_stock_mcmc\[(parallel|vectorized)-penalty_prepared\]
-    | test_kernels.py::test_random_keys_are_never_reused\[penalty_prepared\]
-    | test_kernels.py::test_(one_trace_for|every_chain_method|options_of_mcmc|copies_have)\w+\[(.*-)?penalty_prepared\]
-    | test_leaks.py::test_everything_released_is\w+\[(?!penalty-)
-    | test_leaks.py::test_(pickles_hold_no_row|no_row_can_be_reached|also_in_the_stock_mcmc)\w*\[(?!penalty\])
-    | test_taint.py::test_everything_handed_out\w+\[(?!hmc\]|penalty\])
-    | test_owners_chain.py::
-    | test_exponential_family.py::test_every_chain_method_gives_the_same_chains\[parallel\]
-    | test_exponential_family.py::(test_it_runs_moves_and_spends\w+\[float64\]|test_the_number_of_passes_does_not)
-    | test_statistics.py::test_noise_leaves_the_exact_posterior_invariant_quick\[(?!hmc_position\])
-    | test_statistics.py::test_(chains_of_models_with_latent|latent_memberships_are|gaussian_noise_alone)
-    | test_statistics.py::test_(acceptance_tends_to_one|without_the_penalty)\w+\[(?!position\]|hmc\])
-    | test_model.py::test_potential_is_that_of_numpyros_hmc\[(membership_marked|repeated_measures)\]
-    | test_model.py::test_prior_plus_rows_is_the_model\[\w+-float64\]
-    | test_audit.py::test_one_iteration_costs_no_more_than_claimed_and_half_the_noise_is_noticed\[(family_add|hmc)\]
-    | test_chains.py::test_noise_leaves_the_stated_target_invariant\[residual\]
-    | test_cut.py::test_ordered_and_bounded_values_are_not_left
-    """,
-    re.VERBOSE,
-)
-
-
-STATISTICAL = {
-    "test_audit",
-    "test_audit_runs",
-    "test_calibration",
-    "test_chains",
-    "test_exponential_family",
-    "test_statistics",
-    "test_stochastic_gradient",
-}
-"""Files whose slow tests are about laws: .ci/run has them, and .ci/nightly the other slow tests, which are variants."""
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if SHOWN_BY_OTHERS.search(item.nodeid):
-            item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("slow"):
-            item.add_marker("statistical" if item.module.__name__ in STATISTICAL else "nightly")

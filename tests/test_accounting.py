@@ -257,6 +257,7 @@ def published_schedule(steps):
     return [float(noise) for noise in np.sqrt(2 / (step_sizes * 0.7**2))]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("delta", "thesis", "replace", "fixed", "summed"),
     [
@@ -283,6 +284,7 @@ def test_published_table_of_the_friction_sampler(delta, thesis, replace, fixed, 
         assert golden * 0.9995 < found < golden * 1.004
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("steps", "eps"), [(100, 0.609), (500, 1.040), (1000, 1.324)])
 def test_published_iterations_of_the_friction_sampler(steps, eps):
     releases = [(PoissonGaussian(noise, 0.01), 10) for noise in published_schedule(steps)]

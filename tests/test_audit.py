@@ -314,7 +314,10 @@ SCENARIOS = {
 EVERY_DAY = ("hmc", "family_add")
 
 
-@pytest.mark.parametrize("name", [pytest.param(k, marks=() if k in EVERY_DAY else pytest.mark.slow) for k in SCENARIOS])
+@pytest.mark.statistical
+@pytest.mark.parametrize(
+    "name", [pytest.param(k, marks=() if k in EVERY_DAY else pytest.mark.statistical) for k in SCENARIOS]
+)
 def test_one_iteration_costs_no_more_than_claimed_and_half_the_noise_is_noticed(name, monkeypatch):
     scenario = SCENARIOS[name]
     trials = ready(scenario)
@@ -328,7 +331,7 @@ def test_one_iteration_costs_no_more_than_claimed_and_half_the_noise_is_noticed(
     assert halved > trials.eps
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 def test_owners_of_rows_against_one_another_and_against_the_rest_of_the_world(monkeypatch):
     """The others know their own noise, and can take it out; to all the world the noise of both owners counts."""
     scenario = Scenario(penalty(1.1, clip_ratio=3.0, owners=np.arange(2)), UP, DOWN, trials=4_000)
@@ -354,6 +357,7 @@ def test_owners_of_rows_against_one_another_and_against_the_rest_of_the_world(mo
 # -- Mistakes that must be noticed -------------------------------------------------------------------------------------
 
 
+@pytest.mark.statistical
 def test_rows_that_are_not_clipped_are_noticed(monkeypatch):
     monkeypatch.setattr(
         numpyro_dp.clipping,
@@ -365,6 +369,7 @@ def test_rows_that_are_not_clipped_are_noticed(monkeypatch):
     assert bound_of(scenario, trials) > 1.2 * trials.eps
 
 
+@pytest.mark.statistical
 def test_noise_for_the_other_relation_is_noticed(monkeypatch):
     """The sensitivity of adding or removing a row, where replacing one is claimed."""
     monkeypatch.setattr(numpyro_dp.noise, "sensitivity_steps", lambda relation: numpyro_dp.clipping.GRID)
@@ -373,6 +378,7 @@ def test_noise_for_the_other_relation_is_noticed(monkeypatch):
     assert bound_of(scenario, trials) > 1.2 * trials.eps
 
 
+@pytest.mark.statistical
 def test_batches_at_a_higher_rate_are_noticed(monkeypatch):
     scenario = stochastic(gradients(DPSGLD, 0.5, batch_size=PoissonBatches(rate=0.3)), UP, DOWN)
     trials = ready(scenario)
@@ -382,7 +388,7 @@ def test_batches_at_a_higher_rate_are_noticed(monkeypatch):
     assert bound_of(scenario, trials) > 1.2 * trials.eps
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 def test_batches_of_a_fixed_size_that_are_accounted_for_as_poisson_are_noticed(monkeypatch):
     monkeypatch.setattr(
         FixedBatches, "mechanism", lambda self, noise, num_rows: PoissonGaussian(noise, self.batch_size / num_rows)
@@ -418,6 +424,7 @@ def seeded_pairs(seed: int, trials: int) -> tuple[float, np.ndarray, np.ndarray]
     return eps, *(position(step(states, y)).reshape(trials, 2) for y in (first, second))
 
 
+@pytest.mark.statistical
 def test_the_same_noise_in_two_chains_is_noticed(monkeypatch):
     """A seed with a nonce, and two chains with equal keys: the ledger tells their draws apart, or should."""
     eps, first, second = seeded_pairs(seed=1, trials=1_200)
@@ -428,6 +435,7 @@ def test_the_same_noise_in_two_chains_is_noticed(monkeypatch):
     np.testing.assert_allclose(np.diff(first) - np.diff(first).mean(), 0, atol=1e-4)  # no noise is left
 
 
+@pytest.mark.statistical
 def test_the_same_noise_in_two_iterations_is_noticed(monkeypatch):
     """The prior drives the chain past the row of one table, whose gradient turns round."""
     kernel = gradients(DPSGLD, 1.4, step_size=0.02, clip_grad=0.5)(
@@ -463,8 +471,11 @@ def test_the_same_noise_in_two_iterations_is_noticed(monkeypatch):
     assert empirical_eps(two_iterations(first), two_iterations(second), DELTA) > 1.2 * eps
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize(
-    ("chains", "trials"), [(4, 1_200), pytest.param(2, 6_000, marks=pytest.mark.slow)], ids=["4_chains", "2_chains"]
+    ("chains", "trials"),
+    [(4, 1_200), pytest.param(2, 6_000, marks=pytest.mark.statistical)],
+    ids=["4_chains", "2_chains"],
 )
 def test_chains_that_are_not_charged_are_noticed(chains, trials, monkeypatch):
     """Of several chains only the first is within the plan. The others stand still, or should."""

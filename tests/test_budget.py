@@ -92,7 +92,7 @@ def test_what_is_left_counts_at_another_delta(path):
     assert budget.eps_spent == pytest.approx(1.0, rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_release_that_is_not_gaussian_needs_a_part_of_its_own(path):
     budget = PrivacyBudget(path, eps=3.0, delta=1e-4, other=(2.0, 5e-5))
 
@@ -168,7 +168,7 @@ def test_kernels_charge_their_whole_plan_once_and_before_the_first_noise(path, m
     assert len(budget.charges) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_prepared_kernel_is_charged_once_too(path):
     budget = PrivacyBudget(path, eps=50.0, delta=1e-3)
     # Fifty rows may leave the search astray, which is not the question here.
@@ -508,7 +508,7 @@ def _charge_until_refused(path, number):
     return charged
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_and_threads_never_charge_more_than_there_is(path):
     allowed = int(gaussian_rho(1.0, 1e-6) / gaussian_rho(0.3, 1e-6))
     PrivacyBudget(path, eps=1.0, delta=1e-6)
@@ -684,7 +684,7 @@ def _grants(path, pickled):
     return sum(ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")[0] for _ in range(100))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_that_resume_one_run_never_release_more_than_its_plan(path):
     budget = PrivacyBudget(path, eps=1.0, delta=1e-3)
     ledger = Ledger(NoiseSource(), budget, "run")
@@ -990,7 +990,7 @@ def test_a_plan_that_is_committed_only_in_part_has_no_charge(path):
     assert ledger._run is None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["surrogate", "walk"])
 def test_a_prepared_kernel_goes_on_without_asking_the_table_anew(path, mode, monkeypatch):
     budget = PrivacyBudget(path, eps=50.0, delta=1e-3)
@@ -1016,7 +1016,7 @@ def in_units(y, unit_of_y=1.0):
         numpyro.sample("y", dist.Normal(mu * unit_of_y, 1.0), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("as_what", [float, np.float32, np.array, jax.numpy.asarray])
 def test_a_prepared_kernel_is_not_resumed_with_other_public_arguments(path, as_what):
     budget = PrivacyBudget(path, eps=50.0, delta=1e-3)

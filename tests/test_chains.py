@@ -249,9 +249,10 @@ def assert_nothing_is_clipped(chain, power):
 
 
 def quick(names, *of_them):
-    return [pytest.param(name, marks=() if name in of_them else pytest.mark.slow) for name in names]
+    return [pytest.param(name, marks=() if name in of_them else pytest.mark.statistical) for name in names]
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("name", quick(CASES, "residual", "walk"))
 def test_noise_leaves_the_stated_target_invariant(name):
     mode, options, power, multiplier = CASES[name]
@@ -263,6 +264,7 @@ def test_noise_leaves_the_stated_target_invariant(name):
     assert z.max() < 5, z
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("name", quick(["residual", "walk"], "residual"))
 def test_without_the_penalty_the_target_would_be_another(name, monkeypatch):
     """A negative control."""
@@ -277,6 +279,7 @@ def test_without_the_penalty_the_target_would_be_another(name, monkeypatch):
     assert z.max() > 7
 
 
+@pytest.mark.statistical
 def test_residuals_of_the_wrong_sign_would_be_noticed(monkeypatch):
     def negative(*args):
         residual = row_residual(*args)
@@ -288,7 +291,7 @@ def test_residuals_of_the_wrong_sign_would_be_noticed(monkeypatch):
     assert z.max() > 7
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 def test_a_residual_that_does_not_count_would_be_noticed():
     """The surrogate is that of the tempered likelihood already; the residuals are tempered where they are tested."""
     _, options, power, multiplier = CASES["residual_tempered"]
@@ -331,6 +334,7 @@ def test_without_noise_the_residual_chains_target_is_the_posterior(noise_aware, 
 # -- NUTS on the surrogate ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("likelihood", quick(["noise-aware", "plug-in"], "plug-in"))
 def test_nuts_leaves_the_surrogate_posterior_invariant(likelihood):
     chain = chain_of("surrogate", likelihood == "noise-aware")
@@ -338,7 +342,7 @@ def test_nuts_leaves_the_surrogate_posterior_invariant(likelihood):
     assert z.max() < 5, z
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 def test_nuts_finds_the_surrogate_posterior_from_afar():
     """With warmup, from the prior: moments of later draws."""
     chain = chain_of("surrogate")

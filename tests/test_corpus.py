@@ -880,7 +880,7 @@ def admit(entry, **options):
 
 def _good():
     for name, entry in GOOD.items():
-        yield pytest.param(entry, id=name, marks=entry.marks if entry.everyday else (*entry.marks, pytest.mark.slow))
+        yield pytest.param(entry, id=name, marks=entry.marks if entry.everyday else (*entry.marks, pytest.mark.nightly))
 
 
 def assert_prior_and_rows_are_the_model(entry, seeds):
@@ -913,13 +913,13 @@ def test_good_models_are_admitted_as_what_they_are(entry, x64):
     assert_prior_and_rows_are_the_model(entry, [1, 2])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("entry", [BY_NAME[name] for name in FROM_THE_ZOO], ids=str)
 def test_models_of_the_zoo_are_admitted(entry):
     admit(entry)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["patients_with_visits", "hurdle", "horse_race"])
 def test_good_models_run_by_default(name):
     entry = GOOD[name]
@@ -927,7 +927,7 @@ def test_good_models_run_by_default(name):
 
 
 @pytest.mark.filterwarnings("ignore:.*will give a blurred posterior:UserWarning")  # before it starts
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("rows", "eps", "seed"), [(300, 1.0, 1), (2000, 0.6, 1), (20_000, 0.1, 1), (20_000, 0.1, 2)])
 def test_flat_priors_are_no_surprise_where_little_is_learned(rows, eps, seed):
     """Draws of other priors spread out then; those of a flat one are infinite, or far away, and somebody says so."""
@@ -1434,7 +1434,7 @@ _SLOW_TO_REFUSE = {
 
 def _bad():
     for kind, entry in BAD.items():
-        slow = (pytest.mark.slow,) if kind in _SLOW_TO_REFUSE else ()
+        slow = (pytest.mark.nightly,) if kind in _SLOW_TO_REFUSE else ()
         yield pytest.param(entry, id=kind, marks=(*entry.marks, *slow))
 
 
@@ -1534,7 +1534,7 @@ def test_chains_go_on_over_hostile_tables(kind):
         assert np.isfinite(leaf).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "kind", ["each column hostile", "a huge weight", "outcomes that a column decides", "a group below zero"]
 )
@@ -1542,7 +1542,7 @@ def test_runs_by_default_end_on_hostile_tables(kind, shared_surveys):
     run_by_default(weighted_groups, (), HOSTILE[kind], eps=20.0, prepare=Preparation(force=True))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("rows", [1, 2])
 def test_runs_on_few_rows_end(rows):
     few = {name: column[:rows] for name, column in TABLE.items()}
@@ -1606,7 +1606,7 @@ def densities_of_the_table():
 
 
 @pytest.mark.parametrize(
-    "form", [pytest.param(k, marks=pytest.mark.slow) if k in _OTHER_PROGRAMS else k for k in FORMS]
+    "form", [pytest.param(k, marks=pytest.mark.nightly) if k in _OTHER_PROGRAMS else k for k in FORMS]
 )
 def test_tables_in_other_forms_are_the_same(form, tmp_path):
     name, change = FORMS[form]
@@ -1695,7 +1695,7 @@ parts = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=12)
 @given(**parts, seed=st.integers(0, 2**32 - 1))
 def test_generated_models_are_admitted_as_what_they_are(seed, **parts):
@@ -1704,7 +1704,7 @@ def test_generated_models_are_admitted_as_what_they_are(seed, **parts):
         assert_prior_and_rows_are_the_model(Good("generated", "", model, (X, outcomes, group)), [seed])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=12)
 @given(**parts, mixer=st.sampled_from(sorted(MIXERS)))
 def test_generated_models_that_mix_rows_are_refused(**parts):

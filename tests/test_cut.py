@@ -127,7 +127,7 @@ _NOT_DRAWN = {
 _DRAWS = 4000
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_rows_are_drawn_from_the_model(case, x64):
     """The expectation of the score is 0: of all laws that outcomes may have, at the model's own only.
@@ -220,7 +220,7 @@ def test_rows_are_not_drawn_from_laws_that_are_not_theirs(model, args):
     assert _find(model, args)[1].drawn_log_density is None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_graph_is_the_model(case, x64):
     """The jaxpr, written out and evaluated by this package, at z itself."""
@@ -353,6 +353,7 @@ def test_a_product_of_scales_stays_two_coordinates():
     assert _find(model, (y,))[1].trivial
 
 
+@pytest.mark.nightly
 def test_ordered_and_bounded_values_are_not_left():
     def ordered(x, categories):
         steps = numpyro.sample("steps", dist.Normal(0, 1).expand([3]))

@@ -104,7 +104,7 @@ def test_the_answer_is_the_odds_ratio_over_the_whole_range():
     assert f"without privacy 1.00 times ({np.exp(-0.18):.2f} to {np.exp(0.18):.2f})" in text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_runs_and_writes_its_results(tmp_path, capsys):
     output = tmp_path / "results"
     arguments = ["--eps", "2", "--num-samples", "50", "--num-warmup", "50", "--seed", "3", "--output", str(output)]

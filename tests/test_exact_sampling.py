@@ -152,6 +152,7 @@ def test_no_steps_no_noise_and_too_many_are_refused():
         rounded(NORMAL, 2**53, 1, words_of(1))
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize(("rate", "num_rows"), [(0.3, 4), (0.02, 150), (0.97, 20), (1e-9, 10**6)])
 def test_poisson_batches_have_their_law_in_the_tails_too(rate, num_rows):
     """Of a batch of expected size 3, sizes that 1 of 1e4 has: NumPy's binomial numbers end where theirs are rounded."""

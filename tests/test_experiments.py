@@ -64,6 +64,7 @@ def discrepancies(problem, draws, power):
     return np.abs(both.mean(0)) / (both.std(0) / np.sqrt(len(both)))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SMALL)
 def test_draws_are_of_the_models_own_posterior(name):
     problem = SMALL[name]
@@ -221,6 +222,7 @@ def test_energy_is_kept_without_batches_and_lost_to_friction():
 FLAT = Problem("small", models.make_banana(2000, [2.0, 1.5], 0.5), models.draw_banana)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "sampler",
     [
@@ -240,6 +242,7 @@ def test_published_samplers_run_within_their_budget(sampler):
     assert math.isfinite(record["mmd"])
 
 
+@pytest.mark.nightly
 def test_a_tempered_sampler_is_the_same_at_the_same_price():
     """The clip bound counts the tempered likelihood: rows are clipped at what it is before."""
     plain, tempered = (SGLD(eta=0.2, clip=1.0, batch=100, kept=3, chains=1, power=power) for power in (1.0, 0.1))
@@ -257,6 +260,7 @@ def test_all_of_the_budget_is_used():
     assert finished.chains.shape[::2] == (2, 2)
 
 
+@pytest.mark.nightly
 def test_defaults_run():
     record = runs.run(FLAT, Default(chains=2, warmup=100, samples=100), 5.0, 0, keep=7)
     assert record["outcome"] == "done"
@@ -303,8 +307,8 @@ def test_every_experiment_has_distinct_jobs(capsys):
     ("name", "printed"),
     [
         ("lode-phase-space", "| 0.05 | 10 | none |"),
-        pytest.param("lode-figure-6-9", "| C = 0.7, beta = 3, L = 0.8 | 300 |", marks=pytest.mark.slow),
-        pytest.param("lode-figure-6-7", "| 3.0 | 0.66 |", marks=pytest.mark.slow),
+        pytest.param("lode-figure-6-9", "| C = 0.7, beta = 3, L = 0.8 | 300 |", marks=pytest.mark.nightly),
+        pytest.param("lode-figure-6-7", "| 3.0 | 0.66 |", marks=pytest.mark.nightly),
     ],
 )
 def test_a_table_and_a_picture_come_out(name, printed, tmp_path, capsys):

@@ -74,6 +74,7 @@ def assert_same_draws(first, second):
 # -- A kernel like the others ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("precision", ["float32", pytest.param("float64", marks=pytest.mark.nightly)], indirect=True)
 def test_it_runs_moves_and_spends_its_budget(precision):
     mcmc = run(make(eps=50.0, noise_seed=1), num_warmup=10, num_samples=20)
     samples = draws_of(mcmc)
@@ -92,19 +93,17 @@ def test_it_runs_moves_and_spends_its_budget(precision):
 
 @pytest.mark.parametrize(
     "chain_method",
-    [
-        pytest.param("sequential", marks=pytest.mark.slow),
-        "parallel",
-        pytest.param(jax.vmap, id="vmap", marks=pytest.mark.slow),
-    ],
+    ["sequential", "parallel", pytest.param(jax.vmap, id="vmap")],
 )
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")  # NumPyro's, under jax.vmap
+@pytest.mark.nightly
 def test_every_chain_method_gives_the_same_chains(chain_method):
     other = run(make(eps=20.0, noise_seed=1), chain_method=chain_method)
     assert_same_draws(reference(), other)
     assert other.privacy.releases == reference().privacy.releases
 
 
+@pytest.mark.nightly
 def test_the_stock_mcmc_gives_the_same_chains():
     kernel = make(eps=20.0, noise_seed=1, num_iterations=10, num_chains=2)
     run_by_numpyro = run(kernel, stock=True)
@@ -112,6 +111,7 @@ def test_the_stock_mcmc_gives_the_same_chains():
     assert kernel.privacy.releases == reference().privacy.releases
 
 
+@pytest.mark.nightly
 def test_traced_model_arguments_give_the_same_chains():
     assert_same_draws(reference(), run(make(eps=20.0, noise_seed=1), jit_model_args=True))
 
@@ -119,7 +119,7 @@ def test_traced_model_arguments_give_the_same_chains():
 @pytest.mark.parametrize(
     "options", [{"one_component": True, "guided": True}, {"guided": True}, {"dense_mass": True}], ids=str
 )
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_variants_of_the_walk(options):
     mcmc = run(make(eps=500.0, **options), num_samples=20, fields=("carry",))
     moves = np.stack([np.diff(draws_of(mcmc)[name], axis=1) != 0 for name in ("mu", "sigma")])
@@ -134,6 +134,7 @@ def test_results_for_arviz():
     assert set(to_arviz(reference()).posterior.data_vars) == {"mu", "sigma", "ratio"}
 
 
+@pytest.mark.nightly
 def test_random_keys_are_never_reused():
     with jax.debug_key_reuse(True):
         kernel = make(eps=5.0, num_iterations=4)
@@ -282,7 +283,7 @@ def test_add_or_remove_one_hides_n():
     assert draws_of(mcmc)["mu"].shape == (2, 6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_noise_multiplier_instead_of_eps():
     mcmc = run(make(noise_multiplier_statistics=30.0))
     assert mcmc.privacy.rho == pytest.approx(20 / (2 * 30**2))
@@ -323,7 +324,7 @@ def test_owners_add_noise_of_their_own():
     assert float(larger) == pytest.approx(2 * float(scale))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_with_owners():
     mcmc = run(make(eps=20.0, owners=np.arange(N) % 4))
     assert "belong to 4 data owners" in " ".join(str(mcmc.privacy).split())
@@ -344,6 +345,7 @@ def passes(monkeypatch):
     return made
 
 
+@pytest.mark.nightly
 def test_the_number_of_passes_does_not_depend_on_the_length_of_the_run(passes):
     counts = []
     for num_samples in (5, 60):
@@ -514,7 +516,7 @@ def posterior_draws(model, table, bounds=None, eps=4000.0, num_samples=3000, **o
     return draws_of(mcmc)
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 def test_normal_posterior():
     draws = posterior_draws(normal, Y, BOUNDS, eps=20000.0, num_samples=6000)
     mu, log_sigma = np.meshgrid(np.linspace(-2, 4, 400), np.linspace(-0.5, 1.5, 400), indexing="ij")
@@ -532,7 +534,7 @@ def rate(y):
         numpyro.sample("y", dist.Poisson(rate), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 def test_poisson_posterior():
     counts = np.random.default_rng(1).poisson(3.0, N)
     draws = posterior_draws(rate, counts, (0, 12))
@@ -540,7 +542,7 @@ def test_poisson_posterior():
     assert_posterior(draws["rate"], grid, stats.gamma(2 + counts.sum(), scale=1 / (1 + N)).pdf(grid))
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 def test_bernoulli_posterior():
     outcomes = (np.random.default_rng(2).random(N) < 0.3).astype(int)
     draws = posterior_draws(coin, outcomes)
@@ -554,7 +556,7 @@ def shares(y):
         numpyro.sample("y", dist.Categorical(p), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 def test_categorical_posterior():
     outcomes = np.random.default_rng(3).choice(3, N, p=[0.2, 0.3, 0.5])
     draws = posterior_draws(shares, outcomes)
@@ -570,7 +572,7 @@ def times(y):
         numpyro.sample("y", dist.Gamma(a, b), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 def test_gamma_posterior():
     values = np.clip(np.random.default_rng(4).gamma(2.0, 0.7, N), 0.05, 10)
     draws = posterior_draws(times, values, (0.05, 10.0), eps=20000.0, num_samples=8000, dense_mass=True)

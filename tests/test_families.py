@@ -154,32 +154,17 @@ def _statistics(name, precision="float32"):
 # -- The family is the model's -----------------------------------------------------------------------------------------
 
 
-_FLOAT64 = (
-    "normal",
-    "normal_scale",
-    "normal_columns",
-    "gamma",
-    "poisson_weighted",
-    "binomial_logits",
-    "categorical_probs",
-)
+EVERYDAY = ("normal", "normal_columns", "normal_of_logarithms", "gamma", "poisson_weighted", "binomial_logits")
 
 
-def _by_precision():
-    for name in CASES:
-        yield pytest.param(name, "float32", id=f"{name}-float32")
-        slow = () if name in _FLOAT64 else (pytest.mark.slow,)
-        yield pytest.param(name, "float64", id=f"{name}-float64", marks=slow)
-
-
-@pytest.mark.parametrize(("name", "precision"), [*_by_precision()], indirect=["precision"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("float64", marks=pytest.mark.nightly)], indirect=True)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in EVERYDAY else pytest.mark.nightly) for n in CASES])
 def test_statistics_give_the_log_likelihood_ratio_of_numpyro(name, precision):
     bound = _bound(name, precision)
     separated, family, case = bound
     statistics = _statistics(name, precision)(bound.rows[0])
     assert statistics.shape == (N, family.size) == (N, case.size)
 
-    @jax.jit
     def log_likelihood(z):
         params = constrain_fn(case.model, case.args, {}, separated.unravel(z))
         return compute_log_probs(case.model, case.args, {}, params)[0]["y"]

@@ -56,11 +56,11 @@ def test_the_structure_of_models_is_found(name):
     assert kinds(BY_NAME[name]) == EXPECTED[name]
 
 
-EVERYDAY = ("robust_regression", "non_centred", "softmax_regression", "mixture")
+EVERYDAY = ("non_centred", "mixture")
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=[] if c.name in EVERYDAY else pytest.mark.slow) for c in CASES], ids=str
+    "case", [pytest.param(c, marks=[] if c.name in EVERYDAY else pytest.mark.nightly) for c in CASES], ids=str
 )
 def test_sums_are_those_of_the_general_path(case):
     """For every model, rows clipped or not: up to the rounding of the clip's radius and of float32."""
@@ -221,6 +221,7 @@ def test_each_row_counts_once_whatever_the_chunks():
         np.testing.assert_allclose(ours, theirs, atol=NUM_ROWS * 2)
 
 
+@pytest.mark.nightly
 def test_a_column_of_equal_values_is_not_compiled_into_the_sums(monkeypatch):
     """Programs hold tables as constants. If compilers saw that all outcomes are alike in one table, and that one is not
     in its neighbour, they would compute *all* rows by other instructions."""
@@ -298,7 +299,9 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("conditional", "scan") else pytest.mark.nightly) for n in ODD]
+)
 def test_gradients_of_odd_densities(name):
     rng = np.random.default_rng(0)
     X, z = jnp.asarray(rng.normal(size=(20, 2)), jnp.float32), jnp.asarray([0.3, -0.7, 1.1])

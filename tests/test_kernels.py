@@ -104,33 +104,19 @@ KERNELS = {
     "sghmc_schedule": lambda **options: sghmc(**{**options, "batch_size": 20, "step_size": decreasing_steps(1e-3)}),
     **PREPARED,
 }
-TESTED = ["hmc_residual", "penalty_prepared"]  # prepared, and each draw is paid for
 FEW = ["hmc", "penalty"]
-KINDS = [*FEW, "barker", "sgld_poisson"]
-# The others differ little from one of these here, and are tested with the slow tests.
-EVERYDAY = [
-    *KINDS,
-    "hmc_prepared",
-    "penalty_prepared",
-    "hmc_reuse",
-    "penalty_fixed",
-    "penalty_owners",
-    "barker_batch",
-    "sghmc_truncated",
-    "sghmc_schedule",
-]
-
-FEW_OF_EACH = [*FEW, "penalty_fixed", "barker_batch", "sghmc_schedule", "penalty_prepared"]
+EVERYDAY = ["penalty", "hmc", "hmc_prepared", "hmc_reuse", "penalty_owners", "barker_batch", "sghmc_schedule"]
 
 
-def kernels(names, everyday):
-    marked = [pytest.param(KERNELS[k], id=k, marks=() if k in everyday else pytest.mark.slow) for k in names]
+def kernels(names, everyday=("penalty",)):
+    """Some kernels; those of them that share all code with an everyday one which a test is about run nightly."""
+    marked = [pytest.param(KERNELS[k], id=k, marks=() if k in everyday else pytest.mark.nightly) for k in names]
     return pytest.mark.parametrize("make", marked)
 
 
-every_kernel, every_kind, few_kernels = kernels(KERNELS, EVERYDAY), kernels(KINDS, FEW), kernels(FEW, FEW)
-few_or_prepared = kernels([*FEW, *PREPARED], [*FEW, "penalty_prepared"])
-few_or_tested = kernels([*FEW, *TESTED], [*FEW, "penalty_prepared"])
+every_kernel, few_kernels = kernels(KERNELS, EVERYDAY), kernels(FEW)
+few_or_prepared = kernels(["penalty", "hmc_prepared", "penalty_prepared"])
+few_or_tested = kernels(["penalty", "hmc", "hmc_residual", "penalty_prepared"])  # each draw is paid for
 
 
 def run(kernel, *, stock=False, seed=0, key=jax.random.key, fields=("i", "noise_scale"), table=(X, Y), **options):
@@ -163,7 +149,8 @@ def assert_same_draws(first, second, **tolerance):
         )
 
 
-@kernels([*KINDS, *PREPARED], [*FEW, "penalty_prepared"])
+@pytest.mark.nightly
+@kernels(["penalty", "hmc", "barker", "sgld_poisson", "hmc_prepared"])
 def test_runs_and_moves_in_float64(make, x64):
     check_run(make, "float64")
 
@@ -214,9 +201,16 @@ def check_run(make, precision):
     assert made == {kind: release["planned"] for kind, release in report.releases.items()}
 
 
-@kernels([*KINDS, *PREPARED], ["penalty", "sgld_poisson", "penalty_prepared"])
-@pytest.mark.parametrize("chain_method", ["sequential", "parallel", jax.vmap], ids=["sequential", "parallel", "vmap"])
-@pytest.mark.parametrize("stock", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["numpyro_dp", "numpyro"])
+@kernels(["penalty", "sgld_poisson", "hmc_residual"])
+@pytest.mark.parametrize(
+    "chain_method",
+    [
+        "parallel",
+        pytest.param("sequential", marks=pytest.mark.nightly),
+        pytest.param(jax.vmap, id="vmap", marks=pytest.mark.nightly),
+    ],
+)
+@pytest.mark.parametrize("stock", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["numpyro_dp", "numpyro"])
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")  # NumPyro's, under jax.vmap
 def test_every_chain_method_gives_the_same_chains(make, chain_method, stock):
     planned = {"num_iterations": 10, "num_chains": 2} if stock else {}
@@ -230,11 +224,10 @@ def test_every_chain_method_gives_the_same_chains(make, chain_method, stock):
 @pytest.mark.parametrize(
     "options",
     [
-        {"chain_method": "sequential", "progress_bar": True},
-        {"progress_bar": True, "jit_model_args": True},
-        {"key": jax.random.PRNGKey},
+        pytest.param({"chain_method": "sequential", "progress_bar": True}, id="progress_bar"),
+        pytest.param({"progress_bar": True, "jit_model_args": True}, id="jit_model_args", marks=pytest.mark.nightly),
+        pytest.param({"key": jax.random.PRNGKey}, id="legacy_key", marks=pytest.mark.nightly),
     ],
-    ids=["progress_bar", "jit_model_args", "legacy_key"],
 )
 def test_options_of_mcmc_do_not_change_the_chains(make, options, capfd):
     assert_same_draws(reference(make), run(make(eps=5.0, noise_seed=1), **options))
@@ -242,6 +235,7 @@ def test_options_of_mcmc_do_not_change_the_chains(make, options, capfd):
         assert ("spent" in capfd.readouterr().err) == (options.get("chain_method") == "sequential")
 
 
+@pytest.mark.nightly
 @few_or_prepared
 def test_a_large_table_is_no_constant_of_the_programs(make, monkeypatch):
     seen = []
@@ -279,7 +273,7 @@ def test_thinning_keeps_every_second_draw(make):
     np.testing.assert_allclose(thinned, every[:, 1::2], rtol=1e-5)
 
 
-@kernels([*KINDS, *PREPARED], FEW)
+@kernels(["penalty", "hmc_reuse", "sgld_poisson", "hmc_prepared"])
 @pytest.mark.parametrize(("stock", "collect"), [(False, False), (True, True)], ids=["numpyro_dp", "numpyro"])
 def test_warmup_then_run_is_one_run(make, stock, collect):
     planned = {"num_iterations": 10, "num_chains": 2}
@@ -331,7 +325,7 @@ def test_the_start_does_not_depend_on_the_rows(make):
                 assert (a == b).all()
 
 
-@kernels(KERNELS, FEW_OF_EACH)
+@kernels(KERNELS, ["hmc", "penalty", "barker_batch", "sghmc_schedule"])
 def test_the_chain_goes_on_over_hostile_rows(make):
     """P5: bad rows neither stop the chain nor make a released value non-finite."""
     table = X.copy()
@@ -355,7 +349,7 @@ def test_a_table_of_hostile_rows_only(make):
     assert all(bool(jnp.isfinite(v).all()) for v in mcmc.get_samples().values())
 
 
-@kernels(KERNELS, FEW_OF_EACH)
+@kernels(KERNELS, ["hmc", "sghmc_schedule"])
 def test_random_keys_are_never_reused(make, request):
     """P15."""
     with jax.debug_key_reuse(True):
@@ -423,7 +417,7 @@ def test_a_second_run_is_refused(make, stock):
     assert mcmc.sampler.privacy.releases == before
 
 
-@kernels([*KINDS, *TESTED], FEW)
+@few_or_tested
 def test_budget_kept_for_a_second_run(make):
     kernel = make(eps=50.0, num_iterations=16, num_chains=2)
     mcmc = run(kernel)
@@ -445,8 +439,10 @@ def test_a_run_beyond_the_plan_is_refused_before_it_starts(make):
         run(make(eps=1.0, num_iterations=1, num_chains=1), stock=True)
 
 
-@kernels([*KINDS, *TESTED], [*FEW, "penalty_prepared"])
-@pytest.mark.parametrize("chain_method", ["sequential", "vectorized", "parallel"])
+@few_or_tested
+@pytest.mark.parametrize(
+    "chain_method", ["vectorized", "parallel", pytest.param("sequential", marks=pytest.mark.nightly)]
+)
 def test_the_budget_cannot_be_overrun_by_the_stock_mcmc(make, chain_method):
     """P4: more iterations than planned leave the state as it is, and say so."""
     kernel = make(eps=1.0, num_iterations=8, num_chains=2)
@@ -503,7 +499,7 @@ def test_one_budget_one_table(make):
     other.run(jax.random.key(0), X, y=Y)
 
 
-@kernels([*KINDS, *PREPARED], [*FEW, "penalty_prepared"])
+@kernels(["penalty", "hmc_prepared", "hmc_residual"])
 @pytest.mark.parametrize(
     "duplicate", [copy.copy, copy.deepcopy, lambda k: pickle.loads(pickle.dumps(k))], ids=["copy", "deepcopy", "pickle"]
 )
@@ -630,7 +626,7 @@ def seeded(make, **options):
     return kernel, kernel.init(jax.random.key(0), 0, None, (X,), {"y": Y})
 
 
-@kernels([*FEW, "barker"], ["penalty"])
+@kernels(["penalty", "hmc", "barker"])
 def test_a_noise_seed_never_hides_two_queries_under_one_noise(make):
     kernel, state = seeded(make)
     first = noise_of(kernel, state)
@@ -646,7 +642,7 @@ def test_a_noise_seed_never_hides_two_queries_under_one_noise(make):
         assert noise_of(*seeded(make, **options)) != first, options
 
 
-@kernels(FEW, FEW)
+@few_kernels
 @pytest.mark.parametrize(
     "other",
     [
@@ -719,6 +715,7 @@ def test_releases_cannot_be_taken_back():
         kernel._ledger.grant({"ratio": Request(-3, (1,))}, 0, N, b"")
 
 
+@pytest.mark.nightly
 def test_warmup_and_run_of_the_reused_gradient():
     kernel = KERNELS["hmc_reuse"](eps=5.0)
     mcmc = MCMC(kernel, num_warmup=4, num_samples=6, num_chains=2, chain_method="vectorized", progress_bar=False)

@@ -171,7 +171,12 @@ def assert_same(first, second, path=""):
 
 # All kernels, options and chain methods, and more of what is reachable, are the matter of `test_taint`.
 @pytest.mark.parametrize(
-    ("name", "chain_method"), [("penalty", "vectorized"), ("penalty_prepared", "vectorized"), ("hmc", "parallel")]
+    ("name", "chain_method"),
+    [
+        ("penalty", "vectorized"),
+        pytest.param("penalty_prepared", "vectorized", marks=pytest.mark.nightly),
+        pytest.param("hmc", "parallel", marks=pytest.mark.nightly),
+    ],
 )
 def test_everything_released_is_the_same_for_any_table(name, chain_method, constant_sums):
     first, second = (run(KERNELS[name], table, stock=False, chain_method=chain_method)[0] for table in tables())
@@ -180,7 +185,8 @@ def test_everything_released_is_the_same_for_any_table(name, chain_method, const
     assert set(first["from_numpyro"]) <= {"posterior", "sample_stats"}
 
 
-@pytest.mark.parametrize("name", ["penalty_poisson", pytest.param("hmc_prepared", marks=pytest.mark.slow)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["penalty_poisson", "hmc_prepared"])
 def test_also_in_the_stock_mcmc(name, constant_sums):
     first, second = (run(KERNELS[name], table, stock=True, chain_method="vectorized")[0] for table in tables())
     assert_same(first, second)
@@ -217,6 +223,7 @@ def test_a_mutation_that_releases_an_exact_value_is_caught(constant_sums, monkey
         assert_same(first, second)
 
 
+@pytest.mark.nightly
 def test_a_preparation_that_lets_an_exact_number_out_is_caught(constant_sums, monkeypatch):
     exact = numpyro_dp.kernels.prepared.check
 
@@ -253,7 +260,7 @@ def arrays_reachable_from(thing, seen):
         yield from arrays_reachable_from(item, seen)
 
 
-@pytest.mark.parametrize("name", ["penalty", "penalty_prepared"])
+@pytest.mark.parametrize("name", ["penalty", pytest.param("penalty_prepared", marks=pytest.mark.nightly)])
 def test_no_row_can_be_reached_from_a_kernel(name):
     table = [part[: N - 1] for part in tables()[0]]  # of its own shape, so that nothing is shared with other tests
     _, mcmc = run(KERNELS[name], table, stock=False, chain_method="vectorized")
@@ -269,9 +276,7 @@ def is_numeric(array):
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(
-            make, id=name, marks=pytest.mark.slow if name in ("hmc_prepared", "hmc_residual", "hmc_unit") else ()
-        )
+        pytest.param(make, id=name, marks=() if name == "penalty" else pytest.mark.nightly)
         for name, make in KERNELS.items()
     ],
 )

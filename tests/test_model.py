@@ -26,7 +26,7 @@ from numpyro.infer import (
     init_to_value,
 )
 from numpyro.infer.util import constrain_fn, initialize_model, potential_energy
-from zoo import BY_NAME, CASES
+from zoo import BY_NAME, CASES, STRUCTURES
 
 from numpyro_dp.model import UnsupportedModelError, released_model, separate
 
@@ -76,26 +76,17 @@ def linear(X, y):
 _FLOAT32 = ("logistic", "hierarchical", "pytree_data", "shared_random_walk", "callable_object", "narrow_dtypes")
 
 
-_LONG_TO_COMPILE = (
-    "beta_regression",
-    "dirichlet_multinomial",
-    "rates_with_exposure",
-    "robust_multivariate",
-    "varying_slopes",
-    "zero_inflated",
-)
-
-
 def _cases():
+    """One of each structure every day."""
     for case in CASES:
-        yield pytest.param(case, id=case.name, marks=(pytest.mark.slow,) if case.name in _LONG_TO_COMPILE else ())
+        yield pytest.param(case, id=case.name, marks=() if case.name in STRUCTURES else pytest.mark.nightly)
 
 
 def _cases_by_precision():
-    for case in _cases():
-        yield pytest.param(*case.values, True, id=f"{case.id}-float64", marks=case.marks)
-        slow = () if case.id in _FLOAT32 else (pytest.mark.slow,)
-        yield pytest.param(*case.values, False, id=f"{case.id}-float32", marks=slow)
+    for case in CASES:
+        yield pytest.param(case, True, id=f"{case.name}-float64", marks=pytest.mark.nightly)  # see test_cut.py
+        marks = () if case.name in _FLOAT32 else pytest.mark.nightly
+        yield pytest.param(case, False, id=f"{case.name}-float32", marks=marks)
 
 
 @pytest.mark.parametrize(("case", "x64"), [*_cases_by_precision()])
@@ -190,6 +181,7 @@ def test_separating_twice_gives_the_same():
 # The zoo has them beside the same models summed out by hand, which `test_prior_plus_rows_is_the_model` compares.
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["membership_marked", "repeated_measures"])
 def test_potential_is_that_of_numpyros_hmc(name):
     case = BY_NAME[name]
@@ -208,7 +200,10 @@ def test_potential_is_that_of_numpyros_hmc(name):
                 np.testing.assert_allclose(value, expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["membership", "dependent_latents", "repeated_measures"])
+@pytest.mark.parametrize(
+    "name",
+    ["dependent_latents", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("membership", "repeated_measures"))],
+)
 def test_each_row_is_that_of_the_model_summed_by_hand(name):
     case = BY_NAME[name]
     with jax.enable_x64(True):
@@ -500,7 +495,7 @@ _STRATEGIES = [
 
 
 @pytest.mark.parametrize("strategy", _STRATEGIES, ids=lambda s: getattr(s, "__name__", None) or s.func.__name__)
-@pytest.mark.parametrize("name", ["hierarchical", "non_centred"])
+@pytest.mark.parametrize("name", ["hierarchical", pytest.param("non_centred", marks=pytest.mark.nightly)])
 def test_start_is_finite_under_the_prior(name, strategy):
     case = BY_NAME[name]
     separated = _separated(name, jax.config.jax_enable_x64)

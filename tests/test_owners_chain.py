@@ -19,6 +19,8 @@ from numpyro_dp.kernels.target import Draw, _add_up_with_others
 from numpyro_dp.noise import NoiseSource
 from numpyro_dp.owners import LocalExchange
 
+pytestmark = pytest.mark.nightly  # DPPenalty with owners of rows in one process is an everyday matter of test_kernels
+
 WORKER = Path(__file__).parent / "owners_chain_worker.py"
 SIZES = (40, 25, 60)
 

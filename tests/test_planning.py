@@ -36,6 +36,7 @@ def table():
     return x, init_to_value(values={"mu": jnp.asarray(x.mean(0))})
 
 
+@pytest.mark.statistical
 @pytest.mark.optimized
 def test_acceptance_and_speed_of_a_walk_are_as_foreseen(table):
     """In a normal posterior, from its middle, with steps of a chosen length: up to Monte Carlo error."""
@@ -76,6 +77,7 @@ def test_a_walk_without_noise_jumps_as_the_theory_of_scaling_says():
     assert noise == 0
 
 
+@pytest.mark.statistical
 def test_what_is_needed_works_and_a_little_less_does_not():
     found = plan(n=20_000, d=6, eps=1.0)
     assert [o.sampler for o in found.outlooks] == list(SAMPLERS)

@@ -209,6 +209,7 @@ def test_a_table_in_which_a_search_sees_no_rows_is_refused(eps, rows):
     require_sight(5 * rows, rho, options, eps)
 
 
+@pytest.mark.nightly
 def test_with_force_a_hopeless_run_goes_on():
     mcmc = run(walk(eps=0.5, delta=1e-3))
     assert made(mcmc.sampler) == planned(mcmc.sampler)
@@ -277,7 +278,7 @@ def test_other_public_arguments_are_refused_or_used():
     assert kernel._algorithm._log_prior(jnp.full(2, 5.0)) > at_its_own
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_surrogate_in_the_stock_mcmc():
     kernel = surrogate(num_iterations=1, noise_seed=1)
     stock = run(kernel, stock=True)
@@ -287,7 +288,7 @@ def test_a_surrogate_in_the_stock_mcmc():
     assert made(kernel) == before
 
 
-@pytest.mark.parametrize("make", [walk, pytest.param(residual, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [walk, pytest.param(residual, marks=pytest.mark.nightly)])
 def test_the_preparation_is_made_once(make):
     kernel = make(num_iterations=12)
     with pytest.raises(RuntimeError, match="fixed when the run starts"):
@@ -487,7 +488,7 @@ def test_a_warning_is_given_once_the_search_has_ended(monkeypatch):
 
 @pytest.mark.parametrize(
     ("relation", "centred"),
-    [("replace_one", True), pytest.param("add_or_remove_one", False, marks=pytest.mark.slow)],
+    [("replace_one", True), pytest.param("add_or_remove_one", False, marks=pytest.mark.nightly)],
 )
 def test_the_report_says_whether_gradients_were_centred(relation, centred):
     """Then the posterior rests on what the model says about outcomes, beside their likelihood."""
@@ -501,7 +502,8 @@ def test_the_report_says_whether_gradients_were_centred(relation, centred):
 
 @pytest.mark.parametrize("table", [(np.full_like(X, np.nan), Y), (1e30 * X, Y)], ids=["nan", "huge"])
 @pytest.mark.parametrize(
-    "make", [walk, pytest.param(residual, marks=pytest.mark.slow), pytest.param(surrogate, marks=pytest.mark.slow)]
+    "make",
+    [walk, pytest.param(residual, marks=pytest.mark.nightly), pytest.param(surrogate, marks=pytest.mark.nightly)],
 )
 def test_a_preparation_on_hostile_rows_ends_with_finite_numbers(make, table):
     kernel = make(num_iterations=6)
@@ -585,7 +587,7 @@ def test_a_noise_seed_repeats_a_preparation():
     "options",
     [
         {"eps": 30.0},
-        pytest.param({"power": 0.5}, marks=pytest.mark.slow),
+        pytest.param({"power": 0.5}, marks=pytest.mark.nightly),
         {"prepare": Preparation(rounds=4, force=True)},
         {"prepare": Preparation(locate=0.3, force=True)},
         {"prepare": Preparation(force=True, start={"b": 1.0})},

@@ -269,7 +269,13 @@ def constant_sum(per_row, rows, bound, width=1, size=None, owners=None, fixed_pl
     return ClippedSum(jnp.zeros(shape, jnp.int32), jnp.full(shape, 17, jnp.int32), jnp.asarray(bound, jnp.float32))
 
 
-@pytest.mark.parametrize("name", [*RUNS, *REFUSED_RUNS])
+def some_every_day(names, everyday):
+    return [pytest.param(name, marks=() if name in everyday else pytest.mark.nightly) for name in names]
+
+
+@pytest.mark.parametrize(
+    "name", some_every_day([*RUNS, *REFUSED_RUNS], {"penalty", "sgld_rate", "hmc_prepared", "persons", *REFUSED_RUNS})
+)
 def test_two_tables_that_differ_by_a_row_hand_out_the_same(name, monkeypatch):
     """With sums that are told nothing and noise that is the same."""
     monkeypatch.setattr(numpyro_dp.kernels.target, "clipped_sum", constant_sum)
@@ -312,7 +318,7 @@ def test_where_a_person_may_have_more_rows_their_number_is_private(relation, mon
 
 
 @pytest.mark.parametrize("n", [0, 1])
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", some_every_day(RUNS, {"hmc_prepared", "persons_rate", "statistics"}))
 def test_runs_on_no_row_and_on_one(name, n):
     samples, *_ = handed_out(RUNS[name], arguments(name, n))
     assert isinstance(samples, dict), samples

@@ -226,13 +226,13 @@ def faults_of(world: Any, configuration: Configuration, tables: Tables) -> list[
 
 def marked(everyday: Callable[[str, str], bool]) -> list:
     return [
-        pytest.param(name, pair, id=f"{name}-{pair}", marks=() if everyday(name, pair) else pytest.mark.slow)
+        pytest.param(name, pair, id=f"{name}-{pair}", marks=() if everyday(name, pair) else pytest.mark.nightly)
         for name, configuration in CONFIGURATIONS.items()
         for pair in neighbours(configuration)
     ]
 
 
-EVERYDAY = {"hmc_plain", "penalty", "barker", "barker_batch", "statistics", "sgld_hidden", "penalty_rate"}
+EVERYDAY = {"hmc_plain", "penalty", "barker_batch", "statistics"}
 
 
 @pytest.mark.parametrize(("name", "pair"), marked(lambda name, pair: name in EVERYDAY and "hostile" not in pair))
@@ -272,7 +272,7 @@ def splits_that_show(world: Any, configuration: Configuration, normalise: bool =
     return differences(first, second, without=("package",))
 
 
-SPLIT = [pytest.param(n, marks=() if n in EVERYDAY else pytest.mark.slow) for n in CONFIGURATIONS]
+SPLIT = [pytest.param(n, marks=() if n in ("hmc_plain", "statistics") else pytest.mark.nightly) for n in CONFIGURATIONS]
 
 
 @pytest.mark.parametrize("name", SPLIT)
@@ -298,6 +298,7 @@ def test_sums_of_rows_that_are_rounded_alone_are_the_same_in_other_chunks(monkey
 PLAIN = CONFIGURATIONS["hmc_plain"]
 
 
+@pytest.mark.nightly
 def test_a_sensitivity_that_is_too_small_is_noticed(same_world, monkeypatch):  # noqa: F811
     """Gradients that are clipped to 1.02 times the bound that their noise is made for."""
     monkeypatch.setattr(numpyro_dp.gradients, "GRID", int(GRID * 1.02))
@@ -307,7 +308,9 @@ def test_a_sensitivity_that_is_too_small_is_noticed(same_world, monkeypatch):  #
     assert any("times its sensitivity" in fault for fault in found)
 
 
-@pytest.mark.parametrize("name", ["hmc_plain", "penalty", "barker_batch"])
+@pytest.mark.parametrize(
+    "name", ["penalty", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("hmc_plain", "barker_batch"))]
+)
 def test_a_clip_that_is_missing_is_noticed(name, same_world, monkeypatch):  # noqa: F811
     steps = numpyro_dp.clipping.scalar_steps
     monkeypatch.setattr(numpyro_dp.clipping, "scalar_steps", lambda values, bound: steps(values, 4.0 * bound) * 4)
@@ -316,6 +319,7 @@ def test_a_clip_that_is_missing_is_noticed(name, same_world, monkeypatch):  # no
     assert any("times its sensitivity" in fault for fault in found)
 
 
+@pytest.mark.nightly
 def test_a_choice_by_an_exact_number_is_noticed(same_world, monkeypatch):  # noqa: F811
     target = numpyro_dp.kernels.target.PrivateTarget
     original = target.log_ratio
@@ -329,6 +333,7 @@ def test_a_choice_by_an_exact_number_is_noticed(same_world, monkeypatch):  # noq
     assert any("depends on the table" in fault for fault in found)
 
 
+@pytest.mark.nightly
 def test_noise_that_is_used_twice_is_noticed(same_world, monkeypatch):  # noqa: F811
     draw = numpyro_dp.noise.NoiseSource.draw
     monkeypatch.setattr(

@@ -106,6 +106,7 @@ def test_a_rehearsal_charges_nothing_and_needs_new_kernels(tmp_path):
         rehearse(lambda: kernel, X, **run)
 
 
+@pytest.mark.nightly
 def test_a_rehearsal_compares_with_the_truth_and_with_nuts(tmp_path):
     def make():
         return DPHMC(logistic, eps=3.0, prepare=Preparation(mode="surrogate", force=True))

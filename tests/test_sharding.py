@@ -84,7 +84,7 @@ EVERYDAY = ("hmc", "penalty")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.slow) for name in KERNELS]
+    "name", [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.nightly) for name in KERNELS]
 )
 @pytest.mark.filterwarnings("ignore")
 def test_the_chain_is_that_of_one_device(name):
@@ -157,6 +157,7 @@ def count_noise():
     return drawn
 
 
+@pytest.mark.nightly
 def test_two_processes_run_the_chain_of_one(tmp_path):
     """Each has half of the rows; the first one draws the noise, once, and both report what was released."""
     worker = Path(__file__).parent / "sharding_worker.py"

@@ -167,7 +167,7 @@ TEMPERED = {
 QUICK = ("hmc_position", "barker", "barker_logistic", "exponential_family")
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 @pytest.mark.usefixtures("fast_callbacks")
 @pytest.mark.parametrize("make", INVARIANT.values(), ids=INVARIANT.keys())
 def test_noise_leaves_the_exact_posterior_invariant(make):
@@ -177,6 +177,7 @@ def test_noise_leaves_the_exact_posterior_invariant(make):
     assert z.max() < 5, z
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("name", ["walk", *QUICK])
 def test_noise_leaves_the_exact_posterior_invariant_quick(name, request):
     if name in QUICK:
@@ -186,6 +187,7 @@ def test_noise_leaves_the_exact_posterior_invariant_quick(name, request):
     assert z.max() < 5, z
 
 
+@pytest.mark.statistical
 @pytest.mark.usefixtures("fast_callbacks")
 @pytest.mark.parametrize("make", [INVARIANT["walk"], INVARIANT["hmc_position"]], ids=["walk", "hmc"])
 def test_without_the_penalty_the_posterior_is_wrong(make, monkeypatch):
@@ -197,7 +199,7 @@ def test_without_the_penalty_the_posterior_is_wrong(make, monkeypatch):
     assert z.max() > 7
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 @pytest.mark.usefixtures("fast_callbacks")
 @pytest.mark.parametrize("make", TEMPERED.values(), ids=TEMPERED.keys())
 def test_noise_leaves_the_tempered_posterior_invariant(make):
@@ -209,6 +211,7 @@ def test_noise_leaves_the_tempered_posterior_invariant(make):
     assert z.max() > 7  # it is another posterior
 
 
+@pytest.mark.statistical
 @pytest.mark.usefixtures("fast_callbacks")
 def test_noise_that_is_not_tempered_in_the_penalty_would_be_noticed(monkeypatch):
     """The penalty of a tempered test is half of ``power**2 sigma**2``."""
@@ -225,6 +228,7 @@ def test_noise_that_is_not_tempered_in_the_penalty_would_be_noticed(monkeypatch)
     assert z.max() > 7
 
 
+@pytest.mark.statistical
 @pytest.mark.usefixtures("fast_callbacks")
 def test_noise_as_if_it_were_drawn_for_each_end_would_be_noticed(monkeypatch):
     """Both ends of a jump share the noise of the statistics: its variance is not the sum of two."""
@@ -248,6 +252,7 @@ def test_noise_as_if_it_were_drawn_for_each_end_would_be_noticed(monkeypatch):
     assert z.max() > 7
 
 
+@pytest.mark.statistical
 @pytest.mark.usefixtures("fast_callbacks")
 @pytest.mark.parametrize("name", ["barker_exponential", "barker_logistic"])
 def test_gaussian_noise_alone_would_not_be_barkers_test(name, monkeypatch):
@@ -257,6 +262,7 @@ def test_gaussian_noise_alone_would_not_be_barkers_test(name, monkeypatch):
     assert z.max() > 7
 
 
+@pytest.mark.statistical
 def test_a_scaled_likelihood_is_a_tempered_one():
     """`numpyro.handlers.scale` gives what `power` gives, with the same noise, if the clip bounds are scaled, too."""
 
@@ -288,6 +294,7 @@ def draw_with_noise(shape, noise=(1, 12345), noise_multiplier=2.0):
     return Draw(noise, None, jnp.float32(noise_multiplier), jnp.array(True), jnp.zeros(2, jnp.uint32), jnp.array(False))
 
 
+@pytest.mark.statistical
 def test_an_independent_gradient_after_rejection_would_be_a_bug():
     """`leapfrog="reuse"` keeps the gradient of a rejected proposal's start."""
     kernel = DPHMC(
@@ -354,7 +361,7 @@ def on_batches(batches, **options):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 @pytest.mark.usefixtures("fast_callbacks")
 @pytest.mark.parametrize(
     ("make", "expected"),
@@ -374,6 +381,7 @@ def test_penalty_on_batches_has_the_variance_of_its_theory(make, expected):
     assert abs(found - expected) < 5 * error
 
 
+@pytest.mark.statistical
 @pytest.mark.usefixtures("fast_callbacks")
 @pytest.mark.parametrize("corrected", [True, False])
 def test_penalty_on_batches_needs_its_variance_term(corrected, monkeypatch):
@@ -395,7 +403,7 @@ def barker_on_batches(**options):
     return lambda **others: DPBarker(normal_mean, step_size=10.0, **options, **others)
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 @pytest.mark.usefixtures("fast_callbacks")
 @pytest.mark.parametrize(
     "make",
@@ -408,7 +416,7 @@ def test_barker_on_small_batches_has_the_variance_of_the_posterior(make):
     assert abs(found - 1) < 5 * error
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 @pytest.mark.usefixtures("fast_callbacks")
 def test_barker_on_batches_must_count_the_noise_of_the_batch(monkeypatch):
     """The batch brings a third of the test's variance. If noise of the full variance is added to it, that shows."""
@@ -425,6 +433,7 @@ def test_barker_on_batches_must_count_the_noise_of_the_batch(monkeypatch):
 # -- The integrators, without noise ------------------------------------------------------------------------------------
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("leapfrog", ["position", "fresh", "reuse"])
 def test_acceptance_tends_to_one_with_the_step_size(leapfrog, x64):
     """Second order: the error of the energy falls fourfold when the step is halved; a wrong sign never gets there."""
@@ -520,7 +529,7 @@ def moments(mcmc):
     return result
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 @pytest.mark.parametrize(
     ("model", "data"),
     [(logistic, logistic_data), (hierarchical, hierarchical_data), (simplex, simplex_data)],
@@ -566,7 +575,7 @@ def excess_of_second_moment(kernel, args, mean, sd, chains=3000):
     return of_chains.mean() - 1, of_chains.std() / np.sqrt(chains)
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 @pytest.mark.usefixtures("fast_callbacks")
 @pytest.mark.parametrize(
     ("make", "options", "step_size"),
@@ -630,6 +639,7 @@ def marginal_mixture(y):
 MIXED = np.random.default_rng(7).normal(np.resize([-1.0, 2.0], 50), 0.7)
 
 
+@pytest.mark.statistical
 def test_latent_memberships_are_summed_out_exactly():
     """With noise that happens to be 0, what a mixture releases is what the same model summed out by hand does."""
     pytest.importorskip("funsor")
@@ -646,6 +656,7 @@ def test_latent_memberships_are_summed_out_exactly():
     assert np.linalg.norm(values[0][1:4]) > 1
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize(
     "make",
     [

@@ -73,6 +73,7 @@ def langevin_variance(h, steps, sampling_variance=0.0):
     return variance
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("noise", NOISE.values(), ids=NOISE.keys())
 def test_sgld_has_the_variance_of_its_theory(noise):
     """Privacy noise takes the place of Langevin noise; the bias is 1 / (1 - h / 2), and shrinks with h."""
@@ -83,12 +84,14 @@ def test_sgld_has_the_variance_of_its_theory(noise):
     assert langevin_variance(0.4, STEPS) > 1.2  # the bias that is seen at the larger step
 
 
+@pytest.mark.statistical
 def test_privacy_noise_on_top_of_langevin_noise_would_be_noticed(monkeypatch):
     monkeypatch.setattr(numpyro_dp.kernels.sgld, "added_noise", lambda h, friction, scale: added_noise(h, friction, 0))
     found = variance_after(DPSGLD(model, **options(step_size=0.4 * WIDTH**2, **NOISE["matched"])))
     assert found / langevin_variance(0.4, STEPS) - 1 > 2 * ERROR
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("batches", [PoissonBatches(rate=0.25), FixedBatches(15)], ids=["poisson", "fixed"])
 def test_sgld_on_batches_has_the_sampling_noise_of_its_batches_on_top(batches):
     h = 0.2
@@ -114,6 +117,7 @@ def hamiltonian_variance(h, friction, steps, gradient_noise=0.0, damping=None):
     return covariance[0, 0]
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("noise", NOISE.values(), ids=NOISE.keys())
 @pytest.mark.parametrize("h", [0.5, 0.1])
 def test_sghmc_has_the_variance_of_its_theory(noise, h):
@@ -122,6 +126,7 @@ def test_sghmc_has_the_variance_of_its_theory(noise, h):
     assert abs(variance_after(kernel) / hamiltonian_variance(h, 1.0, STEPS) - 1) < ERROR
 
 
+@pytest.mark.statistical
 def test_sghmc_without_friction_heats_up():
     """The naive sampler of Lode (2019): by as much as theory says, with friction not at all."""
     h, multiplier = 0.1, 1.0
@@ -132,7 +137,7 @@ def test_sghmc_without_friction_heats_up():
     assert expected > 1.5
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 def test_sghmc_makes_room_for_sampling_noise_that_is_known():
     """`gradient_noise`: the part of the friction that batches use up."""
     h, rate = 0.3, 0.25
@@ -145,6 +150,7 @@ def test_sghmc_makes_room_for_sampling_noise_that_is_known():
     assert abs(found / hamiltonian_variance(h, 2.0, STEPS) - 1) < ERROR + 0.03
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("noise", ["none", "matched"])
 def test_sgnht_keeps_the_posterior_at_small_steps(noise):
     h = 0.1
@@ -152,7 +158,7 @@ def test_sgnht_keeps_the_posterior_at_small_steps(noise):
     assert abs(variance_after(kernel) - 1) < ERROR + 0.03
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 def test_sgnht_takes_up_the_sampling_noise_of_batches():
     """With a thermostat the variance stays near 1 where SGHMC's is far above."""
     h, rate = 0.15, 0.1

@@ -96,6 +96,7 @@ def test_without_noise_both_likelihoods_are_the_same(x64):
     np.testing.assert_allclose(jax.vmap(s.plug_in)(points), expected, rtol=1e-9)
 
 
+@pytest.mark.statistical
 def test_noise_in_the_score_only_loses_information_and_never_makes_it(x64):
     """The posterior's precision lies between the prior's and that without noise, and falls as the noise grows."""
     rng = np.random.default_rng(2)
@@ -115,6 +116,7 @@ def test_noise_in_the_score_only_loses_information_and_never_makes_it(x64):
         np.testing.assert_allclose(precision, prior, atol=1e-3 * np.abs(prior).max())
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("relative", [0.0, 0.5])
 def test_posteriors_with_noise_in_the_curvature_are_calibrated(relative, x64):
     """The parameter from the prior, score and curvature as they are released: the parameter's rank is uniform.
@@ -237,6 +239,7 @@ def test_releases_in_turned_coordinates_combine_with_exactly_the_claimed_errors(
 SHIFTS = {"near": 0.02, "far": 0.1, "too far": 3.0}
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("shift", SHIFTS.values(), ids=SHIFTS.keys())
 def test_releases_in_other_frames_combine_without_bias_and_with_errors_as_claimed_or_smaller(shift):
     """What the curvature carries over may be wrong by its noise; that is counted, generously."""

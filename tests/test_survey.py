@@ -173,6 +173,7 @@ def test_the_packed_hessian_has_the_norm_of_the_matrix_and_so_has_its_noise(x64)
     np.testing.assert_allclose(alone[2], 0.9 * radius * one[0], rtol=1e-4)
 
 
+@pytest.mark.statistical
 def test_centred_gradients_are_0_on_average_where_the_model_holds_and_clipped_ones_are_not():
     """Surprising outcomes are clipped, and they are all of one kind: most outcomes are 0."""
     rng, n = np.random.default_rng(), 60_000
@@ -224,6 +225,7 @@ def test_what_is_given_back_beyond_the_bound_is_given_again(x64, monkeypatch):
     assert score[2] < -5 * math.sqrt(1 + 1 / CENTRE_DRAWS), score
 
 
+@pytest.mark.statistical
 @pytest.mark.optimized
 def test_centred_curvature_is_how_the_centred_score_answers_and_that_of_all_rows_is_not(x64):
     """Thirty standard deviations away: a third of the answer would be that of what the clip takes."""
@@ -512,6 +514,7 @@ def test_the_sensitivity_of_sums_and_of_counts_is_reached(relation, recorded):
     assert moves[:COUNTS] == [1] * COUNTS
 
 
+@pytest.mark.nightly
 def test_rows_that_are_not_clipped_would_be_noticed(recorded, monkeypatch):
     """Negative controls: vectors without the clip, and counts whose rows weigh twice as much as the noise is for."""
 

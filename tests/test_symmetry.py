@@ -181,7 +181,10 @@ SYMMETRIES = {
 }
 
 
-@pytest.mark.parametrize("name", SYMMETRIES)
+SOME = ("memberships summed out", "a square", "a network", "components in two sites", "a regression")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SOME else pytest.mark.nightly) for n in SYMMETRIES])
 def test_symmetries_are_found(name):
     model, args, what = SYMMETRIES[name]
     separated = separate(model, args)
@@ -213,7 +216,7 @@ MODELS = {entry.name: entry for entry in CASES} | GOOD
 WITHOUT = [name for name, entry in MODELS.items() if not getattr(entry, "marks", ()) and name not in WITH_SYMMETRIES]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [*sorted(WITH_SYMMETRIES), *WITHOUT[::3]])  # each third: that takes a minute
 def test_models_of_all_kinds_are_asked(name):
     entry = MODELS[name]
@@ -277,7 +280,7 @@ def run(model, mu):
     return mcmc
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_warns_of_a_hump_that_it_does_not_show():
     with pytest.warns(RuntimeWarning, match=r"entries 0 and 1 of 'locs', 'w' change places.*show one of them"):
         mcmc = run(two_components(shares, ANY_ORDER), np.array([-1.4, 1.4]))
@@ -287,7 +290,7 @@ def test_a_run_warns_of_a_hump_that_it_does_not_show():
     assert "change places" in mcmc.privacy.posterior
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:(?!.*change places):RuntimeWarning")  # the search may have doubts of other kinds
 def test_a_run_is_silent_where_the_model_says_which_is_which():
     """A warning of another hump would be an error."""

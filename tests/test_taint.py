@@ -204,7 +204,6 @@ class Configuration:
     stock: bool = False
     x64: bool = False
     typed_key: bool = False
-    everyday: bool = False
     parts: tuple[str, ...] = ()
 
     @property
@@ -276,7 +275,6 @@ CONFIGURATIONS = {
     "hmc": Configuration(
         DPHMC,
         {"eps": 3.0, "prepare": Preparation(mode="surrogate", force=True)} | SEED,
-        everyday=True,
         parts=("figure", "start"),
     ),
     "hmc_told_to": Configuration(DPHMC, {"eps": 90.0, "prepare": True, "adapt_step_size": True, "noise_aware": True}),
@@ -324,7 +322,6 @@ CONFIGURATIONS = {
         | SEED,
         mcmc={"progress_bar": True, "progress_rate": 2, "chain_method": "sequential"},
         run={"extra_fields": ("carry.gradient", "carry.has_gradient", "adapt_state.mass_matrix_sqrt", "~z.a")},
-        everyday=True,
     ),
     "hmc_fresh": Configuration(
         DPHMC,
@@ -370,7 +367,6 @@ CONFIGURATIONS = {
             "budget": new_budget(),
         },
         mcmc=TWO | {"thinning": 2, "num_samples": 8},
-        everyday=True,
     ),
     "penalty_resumed": Configuration(
         DPPenalty,
@@ -447,7 +443,6 @@ CONFIGURATIONS = {
         }
         | NAMES
         | SEED,
-        everyday=True,
     ),
     "barker_gaussian": Configuration(
         DPBarker,
@@ -503,7 +498,6 @@ CONFIGURATIONS = {
             "private_args": ["y"],
         },
         LOCATION,
-        everyday=True,
     ),
     "statistics_of_ones_own": Configuration(
         DPExponentialFamily,
@@ -566,7 +560,6 @@ CONFIGURATIONS = {
         DPSGLD,
         {"noise_multiplier_grad": 3.0, "step_size": 1e-6, "batch_size": PoissonBatches(rate=0.3)} | CAPPED | ADDED,
         WHOSE,
-        everyday=True,
     ),
     # -- DPSGNHT
     "sgnht": Configuration(
@@ -1285,7 +1278,7 @@ def differences(first: Run, second: Run, without: Iterable[str] = ()) -> list[st
 
 
 def marked(names: Iterable[str]) -> list:
-    return [pytest.param(n, marks=() if CONFIGURATIONS[n].everyday else pytest.mark.slow) for n in names]
+    return [pytest.param(n, marks=() if n in ("hmc", "penalty") else pytest.mark.nightly) for n in names]
 
 
 IN_MEMORY = ("mcmc", "kernel", "properties of mcmc", "postprocess", "package")
@@ -1557,7 +1550,7 @@ STOPPED = "stopped in the middle"
     "names",
     [
         pytest.param([name for name in ERRORS if name != STOPPED], id="refused"),
-        pytest.param([STOPPED], id="stopped", marks=pytest.mark.slow),
+        pytest.param([STOPPED], id="stopped", marks=pytest.mark.nightly),
     ],
 )
 def test_errors_say_nothing_about_rows_and_keep_none(names, stubbed):
@@ -1628,7 +1621,7 @@ def audited(folder: Path, table: dict[str, Any]) -> tuple[dict, dict]:
     return released, {"result": result, "figure": figure}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_audit_hands_out_nothing_else(stubbed):
     """Its tables are synthetic; but a result that depends on more than the sums would blame a kernel for it."""
     first, second = (observe(stubbed, LINE, which, audited) for which in (0, 1))
@@ -1664,7 +1657,8 @@ def dropped(world: SimpleNamespace, name: str) -> tuple[Run, list[weakref.ref]]:
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="JAX 0.9 keeps static arguments when its caches are cleared")
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "penalty" else pytest.mark.slow) for n in ("penalty", "hmc", "hmc_walk")]
+    "name",
+    [pytest.param(n, marks=() if n == "penalty" else pytest.mark.nightly) for n in ("penalty", "hmc", "hmc_walk")],
 )
 def test_nothing_of_ours_keeps_the_table_alive(name, stubbed):
     """Everything that the run handed out is still held, and what others cache is not."""
@@ -1689,7 +1683,7 @@ def test_the_released_model_runs_on_any_table():
         numpyro.handlers.trace(numpyro.handlers.seed(kernel.model, 0)).get_trace(**table)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.xfail(reason="caches of NumPyro and JAX keep steps with their arguments: nobody empties them", strict=True)
 def test_nothing_at_all_keeps_the_table_alive(stubbed):
     made, references = dropped(stubbed, "penalty")

@@ -191,7 +191,7 @@ def largest_move_of_a_gradient_that_jumps():
     return largest
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rows_in_private_places_are_computed_alike_in_all_of_them(monkeypatch):
     assert 0.99 < largest_move_of_a_gradient_that_jumps() <= 1
     monkeypatch.setattr(clipping, "whole_chunks", lambda rows, chunk: (tuple(rows), min(len(rows[0]), chunk)))
@@ -353,8 +353,8 @@ def test_the_preparation_asks_units_too():
         lambda: DPPenalty(model, eps=2.0, step_size=0.05, clip_ratio=1.0, unit=PERSON),
         lambda: DPPenalty(model, eps=2.0, step_size=0.05, batch_size=5, unit="person"),
         lambda: DPHMC(model, eps=2.0, step_size=0.05, unit=list(PERSON)),
-        pytest.param(lambda: DPBarker(model, eps=2.0, step_size=0.05, unit=PERSON), marks=pytest.mark.slow),
-        pytest.param(lambda: DPSGLD(model, eps=2.0, batch_size=5, unit=PERSON), marks=pytest.mark.slow),
+        pytest.param(lambda: DPBarker(model, eps=2.0, step_size=0.05, unit=PERSON), marks=pytest.mark.nightly),
+        pytest.param(lambda: DPSGLD(model, eps=2.0, batch_size=5, unit=PERSON), marks=pytest.mark.nightly),
     ],
 )
 def test_kernels_run_on_units_and_the_report_names_them(make):
@@ -392,7 +392,7 @@ def test_kernels_run_on_private_units_and_the_report_tells_nothing_of_them(prepa
         ).run(jax.random.key(0), *ARGS, **KWARGS)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_audit_of_persons_holds_with_units_and_fails_without():
     """Five rows that move together: five times the clip bound where each is clipped by itself."""
 

@@ -927,3 +927,12 @@ CASES = [
 ]
 
 BY_NAME = {case.name: case for case in CASES}
+
+STRUCTURES = {
+    *("logistic", "linear_without_plate", "to_event_over_rows", "hard_coded_plate_scaled", "two_outcomes"),
+    *("two_plates_over_rows", "nested_plates", "missing_by_mask", "hierarchical", "mixture", "improper", "row_factor"),
+    *("pytree_data", "public_and_row_data", "scoped_submodels", "plate_stack", "short_series", "missing_as_nan"),
+    *("two_column_outcome", "callable_object", "narrow_dtypes", "membership_marked", "dependent_latents"),
+    *("repeated_measures", "short_markov_chain"),
+}
+"""Models whose rows are written in different ways; the others differ from one of them in laws and formulas."""
