@@ -7,7 +7,7 @@ current="setting up" began=$SECONDS table=""
 finish() {
     local status=$?
     if [ "$status" -ne 0 ]; then
-        printf '\n== FAILED (exit %s) after %s s, in: %s\n' "$status" "$((SECONDS - began))" "$current"
+        printf '\n== FAILED (exit %s) after %s s, in: %s\n' "$status" "$((SECONDS - began))" "$current" >&2
     fi
     rm -rf "$work"
     exit "$status"
@@ -41,6 +41,10 @@ find_python() {
     return 1
 }
 
+find_newest() {
+    find_python 3.13 || find_python 3.12
+}
+
 # The README's command under a heading, word for word.
 readme_command() {
     awk -v heading="$1" '$0 ~ heading { found = 1 } found && /^```/ { if (inside) exit; inside = 1; next } inside' README.md
@@ -60,8 +64,19 @@ in_checkout() ( # NAME COMMAND...
     bash -euo pipefail -c "$*"
 )
 
-oldest=$(find_python 3.11) || { current="finding Python 3.11, for the oldest stack"; exit 1; }
-newest=$(find_python 3.13 || find_python 3.12) || { current="finding Python 3.12 or 3.13, for the newest stack"; exit 1; }
-tests=$(readme_command "Run the tests")
-demo=$(readme_command "See it work")
-[ -n "$tests" ] && [ -n "$demo" ] || { current="finding the README's commands"; exit 1; }
+require() { # WHAT COMMAND...: a line that says what is missing, and the end, if the command fails.
+    current="looking for $1"
+    shift
+    "$@" || exit 1
+}
+
+has_space() {
+    [ "$(df -Pk "$work" | awk 'NR == 2 { print $4 }')" -gt 6000000 ]
+}
+
+require "6 GB of free disk in ${TMPDIR:-/tmp} (set TMPDIR to another folder)" has_space
+require "Python 3.11, for the oldest stack" find_python 3.11 >/dev/null
+require "Python 3.12 or 3.13, for the newest stack" find_newest >/dev/null
+oldest=$(find_python 3.11) newest=$(find_newest)
+tests=$(readme_command "Run the tests") demo=$(readme_command "See it work")
+require "the README's commands under \"Run the tests\" and \"See it work\"" test -n "$tests" -a -n "$demo"
