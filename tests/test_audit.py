@@ -311,13 +311,11 @@ SCENARIOS = {
     "family": Scenario(family(1.1), table(1, 0), table(-1, 0), start=-2.5),
     "family_add": Scenario(family(1.1, **ADD), table(1, -1), table(-1), start=-3.5),
 }
-EVERY_DAY = ("hmc", "family_add")
+IN_CI = ("penalty", "penalty_fixed", "barker_batch", "hmc_reuse", "sgld", "family_add")
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize(
-    "name", [pytest.param(k, marks=() if k in EVERY_DAY else pytest.mark.statistical) for k in SCENARIOS]
-)
+@pytest.mark.parametrize("name", [pytest.param(k, marks=() if k in IN_CI else pytest.mark.nightly) for k in SCENARIOS])
 def test_one_iteration_costs_no_more_than_claimed_and_half_the_noise_is_noticed(name, monkeypatch):
     scenario = SCENARIOS[name]
     trials = ready(scenario)
@@ -474,7 +472,7 @@ def test_the_same_noise_in_two_iterations_is_noticed(monkeypatch):
 @pytest.mark.statistical
 @pytest.mark.parametrize(
     ("chains", "trials"),
-    [(4, 1_200), pytest.param(2, 6_000, marks=pytest.mark.statistical)],
+    [(4, 1_200), pytest.param(2, 6_000, marks=pytest.mark.nightly)],
     ids=["4_chains", "2_chains"],
 )
 def test_chains_that_are_not_charged_are_noticed(chains, trials, monkeypatch):

@@ -121,7 +121,7 @@ KERNELS = {
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", [pytest.param(k, marks=() if k == "hmc" else pytest.mark.nightly) for k in KERNELS])
 def test_runs_of_every_kernel_stay_below_their_claim(name):
     neighbor = DOWN[1:] if name.endswith("_add") else DOWN
     found = run(KERNELS[name], neighbor=neighbor)
@@ -129,7 +129,7 @@ def test_runs_of_every_kernel_stay_below_their_claim(name):
     assert found.holds
 
 
-@pytest.mark.statistical
+@pytest.mark.nightly
 def test_a_run_on_sufficient_statistics_stays_below_its_claim():
     def make():
         return DPExponentialFamily(model, eps=2.0, delta=DELTA, step_size=0.5, bounds=(-1.0, 1.0), guided=True)
@@ -149,7 +149,7 @@ def audit_of_preparations():
     return run(prepared, one, other, trials=400)
 
 
-@pytest.mark.statistical
+@pytest.mark.nightly
 def test_a_whole_preparation_stays_below_its_claim():
     """All its stages, of which each decides what the next one asks: some thirty counts, six gradients, and so on."""
     found = audit_of_preparations()
@@ -157,7 +157,7 @@ def test_a_whole_preparation_stays_below_its_claim():
     assert found.holds
 
 
-@pytest.mark.statistical
+@pytest.mark.nightly
 def test_less_noise_in_a_preparation_is_noticed(monkeypatch):
     """An eighth of it: half of it would take 1500 runs at this confidence, and a quarter is missed in one of six."""
     monkeypatch.setattr(NoiseSource, "draw", noise_divided_by(8))
@@ -179,7 +179,7 @@ def test_half_the_noise_is_noticed(monkeypatch):
     assert "ABOVE THE CLAIM" in str(found)
 
 
-@pytest.mark.statistical
+@pytest.mark.nightly
 def test_a_clip_that_is_left_out_is_noticed(monkeypatch):
     monkeypatch.setattr(
         numpyro_dp.clipping,
@@ -190,13 +190,13 @@ def test_a_clip_that_is_left_out_is_noticed(monkeypatch):
     assert not run(kernel, *(np.array([value, NOTHING], np.float32) for value in (20, -20))).holds
 
 
-@pytest.mark.statistical
+@pytest.mark.nightly
 def test_the_wrong_relation_is_noticed(monkeypatch):
     monkeypatch.setattr(numpyro_dp.noise, "sensitivity_steps", lambda relation: numpyro_dp.clipping.GRID)
     assert not run(langevin()).holds
 
 
-@pytest.mark.statistical
+@pytest.mark.nightly
 @pytest.mark.parametrize("uncounted", ["chains", "warmup"])
 def test_iterations_that_are_not_planned_for_are_noticed(uncounted, monkeypatch):
     """Of four chains one, or of four iterations only the one after warmup."""
@@ -227,7 +227,7 @@ def _unlimited(self, requests, iteration, *others):
         self._plan = plan
 
 
-@pytest.mark.statistical
+@pytest.mark.nightly
 def test_the_same_noise_in_all_iterations_is_noticed(monkeypatch):
     """The row pulls in the first iteration and does not later, so that a difference is free of noise."""
     drawn = {}

@@ -157,7 +157,7 @@ def test_true_parameters_and_their_norm_have_uniform_ranks_and_intervals_cover_t
     assert min(p_values) > 1e-6, p_values
 
 
-@pytest.mark.statistical
+@pytest.mark.nightly
 @pytest.mark.usefixtures("compiled_once")
 def test_gradients_that_are_clipped_and_not_centred_would_be_noticed(monkeypatch):
     """A negative control: clipped rows pull the norm one way."""
@@ -166,7 +166,7 @@ def test_gradients_that_are_clipped_and_not_centred_would_be_noticed(monkeypatch
     assert stats.kstest(ranks(1.0)[:, D], "uniform").pvalue < 1e-6
 
 
-@pytest.mark.statistical
+@pytest.mark.nightly
 @pytest.mark.usefixtures("compiled_once")
 def test_intervals_that_ignore_the_noise_would_be_noticed():
     """A negative control: as if the released quadratic were the likelihood."""
@@ -198,13 +198,13 @@ def scale_ranks(num_rows=5000, eps=1.0, repetitions=200):
     return np.array(found)
 
 
-@pytest.mark.statistical
+@pytest.mark.nightly
 @pytest.mark.usefixtures("compiled_once")
 def test_a_true_scale_has_a_uniform_rank():
     assert stats.kstest(scale_ranks(), "uniform").pvalue > 1e-6
 
 
-@pytest.mark.statistical
+@pytest.mark.nightly
 @pytest.mark.usefixtures("compiled_once")
 def test_a_scale_of_which_clipped_rows_know_a_part_would_be_noticed(monkeypatch):
     """A negative control: clipped, not centred."""

@@ -158,7 +158,7 @@ def test_sgnht_keeps_the_posterior_at_small_steps(noise):
     assert abs(variance_after(kernel) - 1) < ERROR + 0.03
 
 
-@pytest.mark.statistical
+@pytest.mark.nightly
 def test_sgnht_takes_up_the_sampling_noise_of_batches():
     """With a thermostat the variance stays near 1 where SGHMC's is far above."""
     h, rate = 0.15, 0.1
