@@ -1069,6 +1069,7 @@ def _tags(nonce: jax.Array, i: jax.Array, kind: int, length: int) -> jax.Array:
 
 def _origin(z: jax.Array, num_warmup: int) -> jax.Array:
     """64 bits that are others for another start or another length of the warmup."""
+    z = z.astype(jnp.promote_types(z.dtype, jnp.float32))  # of at least one word
     words = jnp.ravel(lax.bitcast_convert_type(z, jnp.uint32))
     key = random.key(num_warmup, impl="threefry2x32")
     return random.key_data(lax.scan(lambda key, word: (random.fold_in(key, word), None), key, words)[0])
