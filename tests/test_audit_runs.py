@@ -95,6 +95,7 @@ def test_a_lower_bound_is_printed_no_larger_than_it_is(bound, printed):
     assert f"is at least {printed} (" in str(found)
 
 
+@pytest.mark.nightly
 def test_the_picture_shows_the_claim_and_the_guess():
     figure = run(langevin(), trials=300).plot()
     (axes,) = figure.axes

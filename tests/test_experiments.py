@@ -317,6 +317,7 @@ def test_a_table_and_a_picture_come_out(name, printed, tmp_path, capsys):
     assert (tmp_path / f"{name}.png").stat().st_size > 1000
 
 
+@pytest.mark.nightly
 def test_eps_of_lodes_sampler_is_nearly_what_the_thesis_states():
     """Of high friction to half a percent. Of low friction it states 7% more than its formula gives."""
     for (sampler, stated), most in zip(lode.PAIR.values(), (0.07, 0.005), strict=True):

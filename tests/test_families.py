@@ -157,8 +157,13 @@ def _statistics(name, precision="float32"):
 EVERYDAY = ("normal", "normal_columns", "normal_of_logarithms", "gamma", "poisson_weighted", "binomial_logits")
 
 
+some_every_day = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in EVERYDAY else pytest.mark.nightly) for n in CASES]
+)
+
+
 @pytest.mark.parametrize("precision", ["float32", pytest.param("float64", marks=pytest.mark.nightly)], indirect=True)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in EVERYDAY else pytest.mark.nightly) for n in CASES])
+@some_every_day
 def test_statistics_give_the_log_likelihood_ratio_of_numpyro(name, precision):
     bound = _bound(name, precision)
     separated, family, case = bound
@@ -235,7 +240,7 @@ def test_change_works_for_many_chains():
 HOSTILE = [0.0, -0.0, 1e-45, 0.5, -3.0, 2.5, 7.0, 1e6, -1e30, 3e38, np.inf, -np.inf, np.nan]
 
 
-@pytest.mark.parametrize("name", CASES)
+@some_every_day
 def test_no_row_goes_beyond_the_bound(name):
     bound = _bound(name, "float32")
     dtype, shape = bound.rows[0].dtype, bound.rows[0].shape[1:]

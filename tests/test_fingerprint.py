@@ -171,6 +171,7 @@ def test_a_public_array_that_is_traced_is_refused():
     assert not kernel._ledger.committed
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("stock", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["numpyro_dp", "numpyro"])
 def test_chains_in_parallel_have_the_same_noise(stock):
     """Their start is traced, the arguments are not."""

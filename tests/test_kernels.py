@@ -105,7 +105,7 @@ KERNELS = {
     **PREPARED,
 }
 FEW = ["hmc", "penalty"]
-EVERYDAY = ["penalty", "hmc", "hmc_prepared", "hmc_reuse", "penalty_owners", "barker_batch", "sghmc_schedule"]
+EVERYDAY = ["penalty", "hmc_prepared", "hmc_reuse", "penalty_owners", "barker_batch", "sghmc_schedule"]
 
 
 def kernels(names, everyday=("penalty",)):

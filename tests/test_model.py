@@ -454,6 +454,7 @@ def test_without_funsor(monkeypatch):
     assert separate(linear, (X, y)).num_rows == N
 
 
+@pytest.mark.nightly
 def test_funsor_is_imported_only_where_it_is_needed():
     """Its import has side effects; and the first one may happen while something is traced."""
     script = """

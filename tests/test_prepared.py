@@ -486,6 +486,7 @@ def test_a_warning_is_given_once_the_search_has_ended(monkeypatch):
     assert made(kernel) == before
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("relation", "centred"),
     [("replace_one", True), pytest.param("add_or_remove_one", False, marks=pytest.mark.nightly)],

@@ -232,7 +232,7 @@ def marked(everyday: Callable[[str, str], bool]) -> list:
     ]
 
 
-EVERYDAY = {"hmc_plain", "penalty", "barker_batch", "statistics"}
+EVERYDAY = {"hmc_plain", "barker_batch", "statistics"}
 
 
 @pytest.mark.parametrize(("name", "pair"), marked(lambda name, pair: name in EVERYDAY and "hostile" not in pair))

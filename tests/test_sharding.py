@@ -106,6 +106,7 @@ def test_statistics_are_those_of_one_device():
     np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_vectorized_chains_on_several_devices():
     one, _ = draws(KERNELS["hmc"](), table(), "vectorized", 2)
     two, _ = draws(KERNELS["hmc"](), spread(*table()), "vectorized", 2)

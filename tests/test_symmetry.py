@@ -181,7 +181,7 @@ SYMMETRIES = {
 }
 
 
-SOME = ("memberships summed out", "a square", "a network", "components in two sites", "a regression")
+SOME = ("memberships summed out", "a network", "a regression")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SOME else pytest.mark.nightly) for n in SYMMETRIES])

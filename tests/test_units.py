@@ -324,6 +324,7 @@ def test_a_row_that_is_not_a_number_silences_its_unit_only():
     np.testing.assert_array_equal(np.delete(before, ORDER.index(4)), np.delete(after, ORDER.index(4)))
 
 
+@pytest.mark.nightly
 def test_the_preparation_asks_units_too():
     """Derivatives in the coordinates of the cut are clipped unit by unit."""
     kernel = DPHMC(model, eps=5.0, unit="person", num_iterations=1, prepare=Preparation(mode="surrogate", force=True))
