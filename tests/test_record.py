@@ -214,14 +214,25 @@ def replayed(world: Any, configuration: Configuration, tables: Tables, observe: 
 
 
 def faults_of(world: Any, configuration: Configuration, tables: Tables) -> list[str]:
+    faults = []
+    for seed in range(8):  # of which one draws a batch with the unit
+        options = configuration.options | ({"noise_seed": seed} if seed else {})
+        found, has_seen = faults_and_sight(world, dataclasses.replace(configuration, options=options), tables)
+        faults += found
+        if has_seen:
+            return faults
+        if "batch_size" not in configuration.options:
+            break
+    return [*faults, "no sum has seen the unit"]
+
+
+def faults_and_sight(world: Any, configuration: Configuration, tables: Tables) -> tuple[list[str], bool]:
     first, second, recorder = replayed(world, configuration, tables)
     hides_size = configuration.hides_its_size
     faults = [*recorder.faults, *differences(first, second, without=IN_MEMORY if hides_size else ("package",))]
     if recorder.moved and max(recorder.moved) > 1:
         faults.append(f"a sum moved by {max(recorder.moved):.4g} times its sensitivity")
-    if not any(recorder.moved):
-        faults.append("no sum has seen the unit")
-    return faults
+    return faults, any(recorder.moved)
 
 
 def marked(everyday: Callable[[str, str], bool]) -> list:
