@@ -70,7 +70,7 @@ class Good:
     :ivar options: of the kernel.
     :ivar summed: the same model with its discrete latents summed out by hand, for NumPyro's potential energy.
     :ivar near: unconstrained parameters to compare at; 0 by default.
-    :ivar everyday: whether it is tested every day; the others are with the slow tests, since compiling takes seconds.
+    :ivar everyday: whether it is tested every day; the others nightly, since compiling takes seconds.
     :ivar marks: of pytest.
     """
 
