@@ -2,7 +2,7 @@
 
 source=$PWD
 work=$(mktemp -d)
-current="setting up" began=$SECONDS table=""
+current="setting up" began=$SECONDS table="" failed=""
 
 finish() {
     local status=$?
@@ -24,8 +24,19 @@ step() {
     table+=$(printf '%6s s  %s' "$((SECONDS - start))" "$current")$'\n'
 }
 
+# try NAME COMMAND...: a step after which the next ones are run even if it fails; then `all_passed` fails in the end.
+try() {
+    local start=$SECONDS state=""
+    printf '\n== %s (%s)\n' "$1" "$(date +%T)"
+    "${@:2}" || { state=" FAILED" failed+=" $1;"; }
+    table+=$(printf '%6s s  %s%s' "$((SECONDS - start))" "$1" "$state")$'\n'
+}
+
 all_passed() {
-    printf '\n== seconds of each step\n%s%6s s  in all\n\n== all passed\n' "$table" "$((SECONDS - began))"
+    printf '\n== seconds of each step\n%s%6s s  in all\n' "$table" "$((SECONDS - began))"
+    current=$failed
+    [ -z "$failed" ] || exit 1
+    printf '\n== all passed\n'
 }
 
 # The path of a Python of the given minor version, from PATH or from pyenv.
