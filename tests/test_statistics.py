@@ -166,9 +166,18 @@ TEMPERED = {
 }
 
 
+VARIANTS = ("walk_dense", "one_component", "hmc_dense", "barker_exponential", "exponential_family_owners", "hmc")
+
+
+def kernels(of: dict):
+    """Variants are nightly."""
+    marked = [pytest.param(m, id=k, marks=pytest.mark.nightly if k in VARIANTS else ()) for k, m in of.items()]
+    return pytest.mark.parametrize("make", marked)
+
+
 @pytest.mark.statistical
 @pytest.mark.usefixtures("fast_callbacks")
-@pytest.mark.parametrize("make", INVARIANT.values(), ids=INVARIANT.keys())
+@kernels(INVARIANT)
 def test_noise_leaves_the_exact_posterior_invariant(make):
     z, accepted, noise = z_scores(make())
     assert 0.05 < accepted < 0.98
@@ -190,7 +199,7 @@ def test_without_the_penalty_the_posterior_is_wrong(make, monkeypatch):
 
 @pytest.mark.statistical
 @pytest.mark.usefixtures("fast_callbacks")
-@pytest.mark.parametrize("make", TEMPERED.values(), ids=TEMPERED.keys())
+@kernels(TEMPERED)
 def test_noise_leaves_the_tempered_posterior_invariant(make):
     z, accepted, noise = z_scores(make(0.3), power=0.3)
     assert 0.05 < accepted < 0.98
@@ -432,7 +441,9 @@ def test_barker_on_batches_must_count_the_noise_of_the_batch(monkeypatch):
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("leapfrog", ["position", "fresh", "reuse"])
+@pytest.mark.parametrize(
+    "leapfrog", ["position", *(pytest.param(k, marks=pytest.mark.nightly) for k in ("fresh", "reuse"))]
+)
 def test_acceptance_tends_to_one_with_the_step_size(leapfrog, x64):
     """Second order: the error of the energy falls fourfold when the step is halved; a wrong sign never gets there."""
     rejection = []
@@ -536,7 +547,7 @@ def moments(mcmc):
         pytest.param(simplex, simplex_data, id="simplex", marks=pytest.mark.nightly),
     ],
 )
-@pytest.mark.parametrize("kernel", ["hmc", "penalty", "barker"])
+@pytest.mark.parametrize("kernel", ["hmc", "penalty", pytest.param("barker", marks=pytest.mark.nightly)])
 @pytest.mark.usefixtures("fast_callbacks")
 def test_without_noise_and_clipping_it_is_the_posterior_of_nuts(model, data, kernel):
     args = data()
