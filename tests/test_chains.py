@@ -261,7 +261,7 @@ def test_noise_leaves_the_stated_target_invariant(name):
     z, noise, accepted = run(chain, power, multiplier)
     assert 0.5 < noise < 3  # noise that matters
     assert 0.1 < accepted < 0.9
-    assert z.max() < 5, z
+    assert z.max() < 6, z
 
 
 @pytest.mark.statistical
@@ -339,7 +339,7 @@ def test_without_noise_the_residual_chains_target_is_the_posterior(noise_aware, 
 def test_nuts_leaves_the_surrogate_posterior_invariant(likelihood):
     chain = chain_of("surrogate", likelihood == "noise-aware")
     z, _, _ = run(chain, chains=1500, steps=2)
-    assert z.max() < 5, z
+    assert z.max() < 6, z
 
 
 @pytest.mark.statistical
@@ -361,4 +361,4 @@ def test_nuts_finds_the_surrogate_posterior_from_afar():
 
     keys = jax.random.split(jax.random.key(np.random.default_rng().integers(2**32)), len(start))
     draws = np.asarray(jax.jit(jax.vmap(whole))(keys, start), float)
-    assert z_scores(draws, grid).max() < 5
+    assert z_scores(draws, grid).max() < 6

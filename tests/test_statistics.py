@@ -182,7 +182,7 @@ def test_noise_leaves_the_exact_posterior_invariant(make):
     z, accepted, noise = z_scores(make())
     assert 0.05 < accepted < 0.98
     assert 0.3 < noise < 10  # noise that matters
-    assert z.max() < 5, z
+    assert z.max() < 6, z
 
 
 @pytest.mark.statistical
@@ -204,7 +204,7 @@ def test_noise_leaves_the_tempered_posterior_invariant(make):
     z, accepted, noise = z_scores(make(0.3), power=0.3)
     assert 0.05 < accepted < 0.98
     assert 0.3 < noise < 10
-    assert z.max() < 5, z
+    assert z.max() < 6, z
     z, _, _ = z_scores(make(0.3), power=1.0)
     assert z.max() > 7  # it is another posterior
 
@@ -379,7 +379,7 @@ def test_penalty_on_batches_has_the_variance_of_its_theory(make, expected):
     """As 200,000 chains of the same length have it, in NumPy with sums over real batches (known to .0015)."""
     found, error = variance_ratio(make, VALUES, POWER, chains=2500, iterations=50, discarded=20)
     assert error < 0.02
-    assert abs(found - expected) < 5 * error
+    assert abs(found - expected) < 6 * error
 
 
 @pytest.mark.statistical
@@ -393,7 +393,7 @@ def test_penalty_on_batches_needs_its_variance_term(corrected, monkeypatch):
             numpyro_dp.kernels.target, "penalized_sum", lambda moments, weight, _: original(moments, weight, 0.0)
         )
     found, error = variance_ratio(on_batches(FixedBatches(20)), VALUES, POWER, chains=1600, iterations=40, discarded=20)
-    assert abs(found - (1.03 if corrected else 1.64)) < 5 * error
+    assert abs(found - (1.03 if corrected else 1.64)) < 6 * error
     assert error < 0.05
 
 
@@ -420,7 +420,7 @@ def barker_on_batches(**options):
 def test_barker_on_small_batches_has_the_variance_of_the_posterior(make):
     found, error = variance_ratio(make, SIGNS, 0.05, chains=2500, iterations=50, discarded=20)
     assert error < 0.02
-    assert abs(found - 1) < 5 * error
+    assert abs(found - 1) < 6 * error
 
 
 @pytest.mark.nightly
@@ -568,8 +568,8 @@ def test_without_noise_and_clipping_it_is_the_posterior_of_nuts(model, data, ker
     expected = moments(reference)
     for site, (mean, spread, mean_error, spread_error) in moments(ours).items():
         other_mean, other_spread, other_mean_error, other_spread_error = expected[site]
-        assert abs(mean - other_mean) < 5 * np.hypot(mean_error, other_mean_error), site
-        assert abs(spread - other_spread) < 5 * np.hypot(spread_error, other_spread_error), site
+        assert abs(mean - other_mean) < 6 * np.hypot(mean_error, other_mean_error), site
+        assert abs(spread - other_spread) < 6 * np.hypot(spread_error, other_spread_error), site
 
 
 def excess_of_second_moment(kernel, args, mean, sd, chains=3000):

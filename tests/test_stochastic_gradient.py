@@ -31,7 +31,7 @@ N, CHAINS, STEPS = 60, 1500, 40
 Y = np.random.default_rng(0).normal(0.5, 1.0, N)
 PRECISION = 1 + N
 MEAN, WIDTH = Y.sum() / PRECISION, PRECISION**-0.5
-ERROR = 5 * np.sqrt(2 / CHAINS)
+ERROR = 6 * np.sqrt(2 / CHAINS)
 
 
 def model(y):
