@@ -735,6 +735,7 @@ class DPKernel(MCMCKernel, Algorithm):
         plain = (int, float, str, dict, tuple, type(None), *Batches.__args__)
         other = {
             "_described",
+            "_layout",  # where it is computed
             "_public_hash",
             "_shared",
             "_separated",
