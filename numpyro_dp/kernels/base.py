@@ -350,7 +350,7 @@ class DPKernel(MCMCKernel, Algorithm):
             keys = jnp.moveaxis(jax.vmap(partial(random.split, num=4))(rng_key), 1, 0)
         params_key, *state_keys = keys
         params = self._initial_params(params_key, init_params, separated, model_args, model_kwargs)
-        start = partial(self._initial_state, separated)
+        start = partial(self._initial_state, separated, self._starts_at_a_release(init_params))
         state = jax.jit(start if is_prng_key(rng_key) else jax.vmap(start))(params, *state_keys)
         if self.is_spread and isinstance(state.i, jax.core.Tracer):
             raise ValueError(
@@ -932,7 +932,13 @@ class DPKernel(MCMCKernel, Algorithm):
 
     # -- The start ---------------------------------------------------------------------------------------------------
 
-    def _initial_state(self, separated: SeparableModel, params, rng_key, adapt_key, carry_key) -> DPState:
+    def _starts_at_a_release(self, init_params: Any) -> bool:
+        """Whether the start follows from what this kernel has released, and from the random key."""
+        return False
+
+    def _initial_state(
+        self, separated: SeparableModel, released: bool, params, rng_key, adapt_key, carry_key
+    ) -> DPState:
         z = separated.ravel(params)
         zero = jnp.zeros((), z.dtype)
         step_size = self._initial_step_size(separated.num_rows)
@@ -956,7 +962,8 @@ class DPKernel(MCMCKernel, Algorithm):
             adapt_state=adapt_state,
             carry=self._algorithm._init_carry(carry_key, z),
             rng_key=rng_key,
-            origin=_origin(z, self._num_warmup),
+            # Of a released start the last bits depend on how rows are added up, and nothing else about it is free.
+            origin=_origin(jnp.zeros_like(z) if released else z, self._num_warmup),
         )
 
     def _initial_step_size(self, num_rows: int) -> float:

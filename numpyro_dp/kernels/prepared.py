@@ -418,10 +418,14 @@ class PreparedKernel(DPKernel):
 
     # -- The chains --------------------------------------------------------------------------------------------------
 
+    def _starts_at_a_release(self, init_params: Any) -> bool:
+        return self._result is not None and init_params is None and not self._strategy_given
+
     def _initial_params(self, rng_key, init_params, separated, args, kwargs):
-        if self._result is None or init_params is not None or self._strategy_given:
+        if not self._starts_at_a_release(init_params):
             return super()._initial_params(rng_key, init_params, separated, args, kwargs)
         result = self._result
+        assert result is not None
 
         def draw(key: jax.Array) -> dict[str, jax.Array]:
             normal = random.normal(key, result.start.shape)
