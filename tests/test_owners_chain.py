@@ -16,7 +16,7 @@ from addresses import reserved_address
 
 from numpyro_dp import DPHMC, MCMC, DPPenalty
 from numpyro_dp.kernels.target import Draw, _add_up_with_others
-from numpyro_dp.noise import NoiseSource
+from numpyro_dp.noise import NoiseSource, NoisySteps
 from numpyro_dp.owners import LocalExchange
 
 pytestmark = pytest.mark.nightly  # DPPenalty with owners of rows in one process is an everyday matter of test_kernels
@@ -120,7 +120,7 @@ def test_chains_that_come_apart_end_with_an_error():
         decided = jnp.array(bool(index))
         draw = Draw(None, None, jnp.ones(()), jnp.array(True), jnp.zeros(2, jnp.uint32), decided)
         try:
-            jax.block_until_ready(_add_up_with_others(group[index], draw, jnp.int32(1), jnp.int32(2)))
+            jax.block_until_ready(_add_up_with_others(group[index], draw, NoisySteps(jnp.int32(1), jnp.int32(2))))
         except Exception as error:
             errors[index] = str(error)
 
