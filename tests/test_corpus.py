@@ -638,7 +638,12 @@ def growth_curve(time, size):
         numpyro.sample("size", dist.LogNormal(jnp.log(state), 0.3), obs=size)
 
 
-@good("differential equation on a public grid", "tutorial lotka_volterra_multiple", _rng.gamma(3.0, size=(N, 3, 2)))
+@good(
+    "differential equation on a public grid",
+    "tutorial lotka_volterra_multiple",
+    _rng.gamma(3.0, size=(N, 3, 2)),
+    marks=finding("the derivative of odeint takes as many steps as a row says, and is refused"),
+)
 def predators_and_prey(Y):
     """One series for each site in the wild; all of them are measured in the same years."""
     theta = numpyro.sample("theta", dist.TruncatedNormal(0.5, 0.2, low=0.05).expand([4]).to_event(1))
