@@ -638,24 +638,6 @@ def growth_curve(time, size):
         numpyro.sample("size", dist.LogNormal(jnp.log(state), 0.3), obs=size)
 
 
-@good(
-    "differential equation on a public grid",
-    "tutorial lotka_volterra_multiple",
-    _rng.gamma(3.0, size=(N, 3, 2)),
-    marks=finding("the derivative of odeint takes as many steps as a row says, and is refused"),
-)
-def predators_and_prey(Y):
-    """One series for each site in the wild; all of them are measured in the same years."""
-    theta = numpyro.sample("theta", dist.TruncatedNormal(0.5, 0.2, low=0.05).expand([4]).to_event(1))
-
-    def slope(z, t):
-        return jnp.array([(theta[0] - theta[1] * z[1]) * z[0], (theta[2] * z[0] - theta[3]) * z[1]])
-
-    path = odeint(slope, jnp.array([1.0, 1.0]), jnp.arange(Y.shape[1] * 1.0), rtol=1e-6, atol=1e-6)
-    with numpyro.plate("places", Y.shape[0]):
-        numpyro.sample("Y", dist.LogNormal(jnp.log(path), 0.5).to_event(2), obs=Y)
-
-
 @good("stochastic differential equation per row", "distributions of NumPyro", _rng.normal(size=(N, 4)))
 def mean_reverting_paths(Y):
     speed, level = numpyro.sample("speed", dist.LogNormal(0, 0.5)), numpyro.sample("level", dist.Normal(0, 1))
@@ -1312,6 +1294,23 @@ def without_second_derivatives(X, y):
     mean = solution(X @ coefficients(X))
     with numpyro.plate("rows", X.shape[0]):
         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+@bad(
+    "an equation solved by odeint (tutorial lotka_volterra_multiple)",
+    _rng.gamma(3.0, size=(N, 3, 2)),
+    says=("loop that goes on or ends as a row says", "fixed number of steps"),
+)
+def predators_and_prey(Y):
+    """The derivative by a parameter is solved backward from a row, in as many steps as that row says."""
+    theta = numpyro.sample("theta", dist.TruncatedNormal(0.5, 0.2, low=0.05).expand([4]).to_event(1))
+
+    def slope(z, t):
+        return jnp.array([(theta[0] - theta[1] * z[1]) * z[0], (theta[2] * z[0] - theta[3]) * z[1]])
+
+    path = odeint(slope, jnp.array([1.0, 1.0]), jnp.arange(Y.shape[1] * 1.0), rtol=1e-6, atol=1e-6)
+    with numpyro.plate("places", Y.shape[0]):
+        numpyro.sample("Y", dist.LogNormal(jnp.log(path), 0.5).to_event(2), obs=Y)
 
 
 bad("a matrix of SciPy", scipy.sparse.csr_matrix(X), y, says=("'X' is a csr_matrix", "NumPy or JAX array"))(linear)
