@@ -273,7 +273,7 @@ def profile(options: argparse.Namespace) -> None:
 
 def zoo(options: argparse.Namespace) -> None:
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-    import zoo as models
+    from helpers import zoo as models
 
     rows = 100_000
     print(f"\n### An iteration of {NUM_STEPS} leapfrog steps, models of the tests, {rows:,} rows")

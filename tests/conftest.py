@@ -37,7 +37,7 @@ def pytest_configure(config):
     jax.config.update("jax_compilation_cache_dir", cache.name)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    # Most tests run on tables from which no posterior can come; tests/test_planning.py is about the warning.
+    # Most tests run on tables from which no posterior can come; tests/tools/test_planning.py is about the warning.
     config.addinivalue_line("filterwarnings", "ignore:this .* will hardly move:UserWarning")
 
 
@@ -75,7 +75,7 @@ def _programs_are_compiled_quickly(request):
 
 @pytest.fixture(autouse=True)
 def _programs_are_kept(request, monkeypatch):
-    """Runs keep no programs on disk, which hold the table; see tests/test_leaks.py. Here all tables are made up."""
+    """Runs keep no programs on disk, which hold the table (see `test_leaks`). Here all tables are made up."""
     if request.module.__name__ != "test_leaks":
         monkeypatch.setattr("numpyro_dp.mcmc._no_compilation_cache_on_disk", contextlib.nullcontext)
 

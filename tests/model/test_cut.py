@@ -9,7 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from zoo import BY_NAME, CASES
+from helpers.zoo import BY_NAME, CASES
 
 import numpyro_dp.model
 from numpyro_dp import cut as cut_module

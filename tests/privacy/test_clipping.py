@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 import pytest
+from helpers.sums import HOSTILE, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,16 +22,9 @@ from numpyro_dp.noise import in_real_units, release
 
 pytestmark = pytest.mark.optimized
 
-HOSTILE = [0.0, -0.0, 1e-45, 1e-30, 0.5, -3.0, 1e6, -1e30, 3e38, np.inf, -np.inf, np.nan]
-
 
 def released(total, noise):
     return in_real_units(release(total, noise), total.bound)
-
-
-def steps(total: ClippedSum) -> np.ndarray:
-    """The sum as exact integers."""
-    return np.asarray(total.hi).astype(object) * 2**24 + np.asarray(total.lo).astype(object)
 
 
 def scalar_sum(values, bound):

@@ -6,9 +6,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from helpers.jaxprs import shapes_in
 from jax import lax
 from jax.scipy.special import logsumexp, xlogy
-from jaxprs import shapes_in
 
 import numpyro_dp.kernels.base
 import numpyro_dp.kernels.hmc

@@ -9,14 +9,14 @@ import io
 import operator
 import types
 
-import elsewhere
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from elsewhere import Settings, basis, mean_age
+from helpers import elsewhere
+from helpers.elsewhere import Settings, basis, mean_age
 from jax.scipy.special import logsumexp
 
 from numpyro_dp import DPPenalty, release_sum
@@ -112,7 +112,7 @@ function_with_a_table.ages = VALUES
 
 
 def imported_within():
-    from elsewhere import AGES
+    from helpers.elsewhere import AGES
 
     return mean(AGES)
 
@@ -138,10 +138,10 @@ def with_iterator(y, values):
 
 WAYS = {
     "global_list": (reading(lambda: mean(VALUES)), {}, "closes over 'VALUES', a list of length 7"),
-    "helper_elsewhere": (reading(lambda: mean_age()), {}, "'elsewhere.AGES', a list of length 7"),
-    "attribute_of_a_module": (reading(lambda: mean(elsewhere.AGES)), {}, "'elsewhere.AGES', a list"),
-    "function_of_a_module": (reading(lambda: elsewhere.mean_age()), {}, "'elsewhere.AGES', a list"),
-    "imported_within": (reading(imported_within), {}, "'elsewhere.AGES', a list"),
+    "helper_elsewhere": (reading(lambda: mean_age()), {}, "elsewhere.AGES', a list of length 7"),
+    "attribute_of_a_module": (reading(lambda: mean(elsewhere.AGES)), {}, "elsewhere.AGES', a list"),
+    "function_of_a_module": (reading(lambda: elsewhere.mean_age()), {}, "elsewhere.AGES', a list"),
+    "imported_within": (reading(imported_within), {}, "elsewhere.AGES', a list"),
     "nested_attribute_of_a_global": (reading(lambda: mean(NESTED.of.ages)), {}, "'NESTED.of.ages', a list"),
     "nested_attribute_of_self": (STUDY.nested, {}, "'self.table.ages', a list of length 7"),
     "property_of_self": (STUDY.by_property, {}, "'self._Study__hidden', a list"),
@@ -154,7 +154,7 @@ WAYS = {
     "static_field": (with_tree, {"tree": Tree(np.ones(2), tuple(VALUES))}, "'tree (static)[0]', a tuple of length 7"),
     "callable_argument": (with_callable, {"centre": functools.partial(mean, VALUES)}, "a list of length 7"),
     "method_as_argument": (with_callable, {"centre": lambda: STUDY.typical}, "'STUDY._Study__hidden', a list"),
-    "keyword_of_a_partial": (functools.partial(with_callable, centre=mean_age), {}, "'elsewhere.AGES', a list"),
+    "keyword_of_a_partial": (functools.partial(with_callable, centre=mean_age), {}, "elsewhere.AGES', a list"),
     "default_of_a_helper": (reading(lambda ages=VALUES: mean(ages)), {}, "'ages', a list"),
     "cached_helper": (reading(lambda: cached()), {}, "'VALUES', a list"),
     "compiled_helper": (reading(jax.jit(lambda: jnp.asarray(VALUES).mean())), {}, "'VALUES', a list"),
@@ -251,7 +251,7 @@ NEAR = {
     "constants": (plain, {}, ("SCALE",)),
     "knots_of_another_length": (reading(lambda k: k.sum(), elsewhere.KNOTS), {}, ("of (tuple of 1)",)),
     "an_array_one_longer": (reading(lambda: ARRAY.mean()), {}, ("ARRAY (8,)",)),
-    "helper_elsewhere": (reading(lambda: basis(1.0)), {}, ("elsewhere.KNOTS (5,)", "elsewhere.WEIGHT")),
+    "helper_elsewhere": (reading(lambda: basis(1.0)), {}, ("helpers.elsewhere.KNOTS (5,)", "helpers.elsewhere.WEIGHT")),
     "public_settings": (Public().model, {}, ("self.prior_sd", "self.settings.scale", "self.width")),
     "arrays_of_some_lengths": (reading(lambda: SHAPES[0].sum()), {}, ("SHAPES (list of 2)",)),
     "names": (reading(lambda: float(len(NAMES))), {}, ()),

@@ -10,9 +10,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import owners_model
 import pytest
-from addresses import reserved_address
+from helpers import owners_model
+from helpers.addresses import reserved_address
 
 from numpyro_dp import DPHMC, MCMC, DPPenalty
 from numpyro_dp.kernels.target import Draw, _add_up_with_others
@@ -21,7 +21,7 @@ from numpyro_dp.owners import LocalExchange
 
 pytestmark = pytest.mark.nightly  # DPPenalty with owners of rows in one process is an everyday matter of test_kernels
 
-WORKER = Path(__file__).parent / "owners_chain_worker.py"
+WORKER = Path(__file__).parents[1] / "helpers" / "owners_chain_worker.py"
 SIZES = (40, 25, 60)
 
 

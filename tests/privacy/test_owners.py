@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from addresses import reserved_address
+from helpers.addresses import reserved_address
 from jax.experimental import io_callback
 
 from numpyro_dp.owners import JaxProcesses, LocalExchange, OwnersError
 
-WORKER = Path(__file__).parent / "owners_worker.py"
+WORKER = Path(__file__).parents[1] / "helpers" / "owners_worker.py"
 
 
 def everyone(group, run, seconds=20.0):

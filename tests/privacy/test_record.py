@@ -20,9 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_taint import (  # noqa: F401
+from helpers.configurations import (
     CONFIGURATIONS,
-    IN_MEMORY,
     LOCATION,
     MEMBERSHIPS,
     NAMED,
@@ -31,13 +30,9 @@ from test_taint import (  # noqa: F401
     Configuration,
     N,
     Tables,
-    _known,
-    _known_is_forgotten,
-    differences,
-    observe_run,
     persons,
-    same_world,
 )
+from helpers.observation import IN_MEMORY, _known, _known_is_forgotten, _same_world, differences, observe_run  # noqa: F401
 
 import numpyro_dp.clipping
 import numpyro_dp.gradients
@@ -249,7 +244,7 @@ COUNTED_AS_0 = {"hmc_position", "penalty_rate", "barker_gaussian", "sgld_hidden"
 
 
 @pytest.mark.parametrize(("name", "pair"), marked(lambda name, pair: name in EVERYDAY and "hostile" not in pair))
-def test_sums_of_neighbours_differ_by_their_sensitivity_and_nothing_else_does(name, pair, same_world):  # noqa: F811
+def test_sums_of_neighbours_differ_by_their_sensitivity_and_nothing_else_does(name, pair, same_world):
     configuration = CONFIGURATIONS[name]
     tables = neighbours(configuration)[pair]
     if pair == "removed, hostile" and name in COUNTED_AS_0:
@@ -293,7 +288,7 @@ SPLIT = [pytest.param(n, marks=() if n in ("hmc_plain", "statistics") else pytes
 
 
 @pytest.mark.parametrize("name", SPLIT)
-def test_released_numbers_are_images_of_their_integers(name, same_world):  # noqa: F811
+def test_released_numbers_are_images_of_their_integers(name, same_world):
     assert splits_that_show(same_world, CONFIGURATIONS[name]) == []
 
 
@@ -316,7 +311,7 @@ PLAIN = CONFIGURATIONS["hmc_plain"]
 
 
 @pytest.mark.nightly
-def test_a_sensitivity_that_is_too_small_is_noticed(same_world, monkeypatch):  # noqa: F811
+def test_a_sensitivity_that_is_too_small_is_noticed(same_world, monkeypatch):
     """Gradients that are clipped to 1.02 times the bound that their noise is made for."""
     monkeypatch.setattr(numpyro_dp.gradients, "GRID", int(GRID * 1.02))
     radius = numpyro_dp.clipping.radius_by_blocks
@@ -328,7 +323,7 @@ def test_a_sensitivity_that_is_too_small_is_noticed(same_world, monkeypatch):  #
 @pytest.mark.parametrize(
     "name", ["penalty", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("hmc_plain", "barker_batch"))]
 )
-def test_a_clip_that_is_missing_is_noticed(name, same_world, monkeypatch):  # noqa: F811
+def test_a_clip_that_is_missing_is_noticed(name, same_world, monkeypatch):
     steps = numpyro_dp.clipping.scalar_steps
     monkeypatch.setattr(numpyro_dp.clipping, "scalar_steps", lambda values, bound: steps(values, 4.0 * bound) * 4)
     configuration = CONFIGURATIONS[name]
@@ -337,7 +332,7 @@ def test_a_clip_that_is_missing_is_noticed(name, same_world, monkeypatch):  # no
 
 
 @pytest.mark.nightly
-def test_a_choice_by_an_exact_number_is_noticed(same_world, monkeypatch):  # noqa: F811
+def test_a_choice_by_an_exact_number_is_noticed(same_world, monkeypatch):
     target = numpyro_dp.kernels.target.PrivateTarget
     original = target.log_ratio
 
@@ -351,7 +346,7 @@ def test_a_choice_by_an_exact_number_is_noticed(same_world, monkeypatch):  # noq
 
 
 @pytest.mark.nightly
-def test_noise_that_is_used_twice_is_noticed(same_world, monkeypatch):  # noqa: F811
+def test_noise_that_is_used_twice_is_noticed(same_world, monkeypatch):
     draw = numpyro_dp.noise.NoiseSource.draw
     monkeypatch.setattr(
         numpyro_dp.noise.NoiseSource,
@@ -362,7 +357,7 @@ def test_noise_that_is_used_twice_is_noticed(same_world, monkeypatch):  # noqa: 
     assert any("the same noise hides two sums" in fault for fault in found)
 
 
-def test_limbs_that_are_not_normalised_are_noticed(same_world):  # noqa: F811
+def test_limbs_that_are_not_normalised_are_noticed(same_world):
     """The hole of version 0.1.0."""
     assert splits_that_show(same_world, PLAIN, normalise=False)
 

@@ -1,6 +1,6 @@
 """One data owner in a process of its own: ``python owners_worker.py SCENARIO ADDRESS NUM_OWNERS INDEX TIMEOUT``.
 
-Prints, as one line of JSON for `test_owners`, what the run came to, or the error that ended it.
+Prints, as one line of JSON for `tests/privacy/test_owners.py`, what the run came to, or the error that ended it.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ from jax.experimental import io_callback
 
 def _load_owners():
     """`numpyro_dp.owners` alone: the rest of the package, which it does not use, takes seconds to import."""
-    path = Path(__file__).parent.parent / "numpyro_dp" / "owners.py"
+    path = Path(__file__).parents[2] / "numpyro_dp" / "owners.py"
     spec = importlib.util.spec_from_file_location("owners", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""One data owner's run: ``python owners_chain_worker.py ADDRESS NUM_OWNERS INDEX DIRECTORY``; see `test_owners_chain`.
+"""One data owner's run, for `test_owners_chain`: ``python owners_chain_worker.py ADDRESS NUM_OWNERS INDEX DIRECTORY``.
 
 It reads its own rows only, runs a chain with the other owners, and writes what it got and everything that it sent.
 """
@@ -13,8 +13,8 @@ import numpy as np
 from numpyro_dp import DPHMC, MCMC, DPPenalty
 from numpyro_dp.owners import JaxProcesses
 
-sys.path.insert(0, str(Path(__file__).parent))
-import owners_model
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from helpers import owners_model
 
 
 def main(address: str, num_owners: int, index: int, directory: Path) -> None:

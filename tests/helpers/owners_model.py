@@ -1,4 +1,4 @@
-"""What the owners of `test_owners_chain` have in common: the model, the settings, and noise that can be repeated."""
+"""What owners in processes of their own have in common: the model, the settings, and noise that can be repeated."""
 
 import hashlib
 from pathlib import Path

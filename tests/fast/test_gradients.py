@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import pytest
+from helpers.sums import HOSTILE, steps
+from helpers.zoo import BY_NAME, CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_clipping import HOSTILE, steps
-from zoo import BY_NAME, CASES
 
 import numpyro_dp.gradients
 from numpyro_dp import clipping

@@ -1,4 +1,4 @@
-"""What models of `test_outside.py` read from another module."""
+"""What models of `tests/model/test_outside.py` read from another module."""
 
 import numpy as np
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from helpers.zoo import BY_NAME, CASES, STRUCTURES
 from jax.flatten_util import ravel_pytree
 from numpyro.contrib.control_flow import scan
 from numpyro.handlers import block, condition, lift, scale, seed, substitute, trace
@@ -26,7 +27,6 @@ from numpyro.infer import (
     init_to_value,
 )
 from numpyro.infer.util import constrain_fn, initialize_model, potential_energy
-from zoo import BY_NAME, CASES, STRUCTURES
 
 from numpyro_dp.model import UnsupportedModelError, released_model, separate
 
@@ -461,7 +461,7 @@ def test_funsor_is_imported_only_where_it_is_needed():
 import sys, warnings
 warnings.simplefilter("error")
 import jax, numpy as np, numpyro, numpyro.distributions as dist
-from zoo import BY_NAME
+from helpers.zoo import BY_NAME
 from numpyro_dp.model import separate
 
 def density(name, args):

@@ -23,7 +23,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from test_audit_runs import noise_divided_by
+from helpers.mistakes import noise_divided_by
 
 import numpyro_dp.clipping
 import numpyro_dp.noise

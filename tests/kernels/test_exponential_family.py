@@ -15,7 +15,7 @@ import numpyro
 import numpyro.distributions as dist
 import numpyro.infer
 import pytest
-from jaxprs import shapes_in
+from helpers.jaxprs import shapes_in
 from scipy import stats
 from scipy.special import gammaln
 

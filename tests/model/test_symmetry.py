@@ -6,12 +6,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from helpers.corpus import GOOD
+from helpers.zoo import CASES
 from jax.flatten_util import ravel_pytree
 from numpyro.distributions.transforms import OrderedTransform
 from numpyro.infer import init_to_sample
 from numpyro.infer.util import compute_log_probs, constrain_fn
-from test_corpus import GOOD
-from zoo import CASES
 
 from numpyro_dp import DPHMC, MCMC, Preparation
 from numpyro_dp.cut import find_cut

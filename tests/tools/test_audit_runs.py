@@ -13,6 +13,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from helpers.mistakes import noise_divided_by
 
 import numpyro_dp.clipping
 import numpyro_dp.noise
@@ -56,18 +57,6 @@ def langevin(**options):
 def run(make, table=UP, neighbor=DOWN, **options):
     settings = {"num_warmup": 1, "num_samples": 3, "num_chains": 2, "trials": 2_500, "confidence": CONFIDENCE}
     return audit(make, (table,), (neighbor,), **{**settings, **options})
-
-
-def noise_divided_by(divisor):
-    """`NoiseSource.draw` with a mistake."""
-    exact = NoiseSource.draw
-
-    def draw(self, *arguments):
-        hi, lo = exact(self, *arguments).astype(np.int64)
-        steps = ((hi << 24) + lo) // divisor
-        return np.stack([steps >> 24, steps & (2**24 - 1)]).astype(np.int32)
-
-    return draw
 
 
 @pytest.mark.statistical

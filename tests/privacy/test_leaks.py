@@ -24,13 +24,13 @@ import numpyro
 import numpyro.distributions as dist
 import numpyro.infer
 import pytest
+from helpers.constant_sums import SECRET, ConstantSums, constant_moments, constant_sum
 from jax.experimental.compilation_cache import compilation_cache
 
 import numpyro_dp.kernels.base
 import numpyro_dp.kernels.prepared
 import numpyro_dp.kernels.target
 from numpyro_dp import DPHMC, DPSGHMC, DPSGNHT, MCMC, DPBarker, DPPenalty, FixedBatches, to_arviz
-from numpyro_dp.clipping import ClippedMoments, ClippedSum
 from numpyro_dp.kernels.target import Draw
 from numpyro_dp.mcmc import _no_compilation_cache_on_disk as no_compilation_cache_on_disk
 from numpyro_dp.noise import GridNoise
@@ -39,7 +39,6 @@ from numpyro_dp.preparation import Preparation
 pytestmark = pytest.mark.usefixtures("shared_surveys")
 
 N, D = 40, 2
-SECRET = 123.456789  # stands in every row of the first table, and must be found nowhere
 
 
 def model(X, y=None, group=None):
@@ -77,30 +76,6 @@ KERNELS = {
         model, eps=3.0, prepare=Preparation(force=True), unit=np.arange(N) // 4, **options
     ),
 }
-
-
-def constant_sum(per_row, rows, bound, width=1, size=None, owners=None, fixed_places=False, may_loop=False):
-    shape = jax.eval_shape(per_row, tuple(row[:1] for row in rows)).shape
-    shape = shape if owners is None else (owners.num_owners, *shape)
-    return ClippedSum(jnp.zeros(shape, jnp.int32), jnp.full(shape, 17, jnp.int32), jnp.asarray(bound, jnp.float32))
-
-
-def constant_moments(per_row, rows, bound):
-    bound = jnp.asarray(bound, jnp.float32)
-    return ClippedMoments(jnp.asarray(17.0), jnp.asarray(1700.0), rows[0].shape[0], bound)
-
-
-class ConstantSums:
-    """In the place of `RowSums`."""
-
-    def __init__(self, density, rows, z, once, layout=None):
-        pass
-
-    def log_ratio(self, z, z_new, bound):
-        return constant_sum(lambda row: z[0], (), bound)
-
-    def gradient(self, z, bound):
-        return constant_sum(lambda row: z, (), bound)
 
 
 @pytest.fixture
@@ -169,7 +144,7 @@ def assert_same(first, second, path=""):
             np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=path)
 
 
-# All kernels, options and chain methods, and more of what is reachable, are the matter of `test_taint`.
+# All kernels, options and chain methods, and more of what is reachable: `tests/privacy/test_taint.py`.
 @pytest.mark.parametrize(
     ("name", "chain_method"),
     [

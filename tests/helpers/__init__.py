@@ -1,0 +1,1 @@
+"""What tests share: models, workers of other processes, addresses, readers of programs."""
