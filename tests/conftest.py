@@ -31,6 +31,7 @@ _MOST_MAPPINGS = 20_000
 
 
 def pytest_configure(config):
+    gc.set_threshold(100_000, 20, 50)  # to look for garbage took a twentieth of all time
     # Tests compile the same small programs again and again. Each process has a cache of its own: writing is not atomic.
     cache = tempfile.TemporaryDirectory(prefix="numpyro_dp-programs-")
     config.add_cleanup(cache.cleanup)

@@ -253,7 +253,6 @@ def geometric_waiting_times(X, y):
     "examples lda and prodlda",
     _rng.multinomial(30, [1 / 5] * 5, N),
     marks=_NO_ROW_IS_TRIED,
-    everyday=True,
 )
 def words_of_documents(Y):
     topics = numpyro.sample("topics", dist.Dirichlet(jnp.ones(Y.shape[1])))
@@ -286,7 +285,6 @@ def top_incomes(income):
     "tutorial truncated_distributions",
     1500 + 100 * y,
     marks=_NO_ROW_IS_TRIED,
-    everyday=True,
 )
 def calories(eaten):
     mu = 1500 + 200 * numpyro.sample("mu", dist.Normal(0, 1))
@@ -299,7 +297,6 @@ def calories(eaten):
     "tutorial truncated_distributions",
     170 + 10 * y,
     near={"mu": 170.0},
-    everyday=True,
 )
 def heights(height):
     mu = numpyro.sample("mu", dist.Normal(170, 10))
@@ -376,7 +373,7 @@ class AtLeastOne(dist.Distribution):
         return dist.Poisson(self.rate).log_prob(value) - jnp.log(-jnp.expm1(-self.rate))
 
 
-@good("a law of the user's own", "tutorial truncated_distributions", X, counts + 1, everyday=True)
+@good("a law of the user's own", "tutorial truncated_distributions", X, counts + 1)
 def truncated_counts(X, y):
     b = coefficients(X)
     with numpyro.plate("rows", X.shape[0]):
@@ -399,7 +396,7 @@ def truncated_on_both_sides(X, y):
 # -- Groups ------------------------------------------------------------------------------------------------------------
 
 
-@good("eight schools with a row per pupil", "README of NumPyro (eight schools)", y, group, everyday=True)
+@good("eight schools with a row per pupil", "README of NumPyro (eight schools)", y, group)
 def schools_with_pupils(score, school, num_schools=4):
     mu = numpyro.sample("mu", dist.Normal(0, 5))
     tau = numpyro.sample("tau", dist.HalfCauchy(5))
@@ -608,7 +605,7 @@ def cured_fraction(X, time, event):
 # -- Dynamics within a row ---------------------------------------------------------------------------------------------
 
 
-@good("differential equation, solved for each row", "example ode", positive, _rng.uniform(0.1, 0.9, N), everyday=True)
+@good("differential equation, solved for each row", "example ode", positive, _rng.uniform(0.1, 0.9, N))
 def growth_curve(time, size):
     rate, capacity = (numpyro.sample(name, dist.LogNormal(0, 0.5)) for name in ("rate", "capacity"))
 
@@ -658,7 +655,7 @@ def poisson_process(times, end=10.0):
 # -- Rankings ----------------------------------------------------------------------------------------------------------
 
 
-@good("paired comparisons (Bradley and Terry)", "tutorial tbip", group, (group + 1) % 4, bits, everyday=True)
+@good("paired comparisons (Bradley and Terry)", "tutorial tbip", group, (group + 1) % 4, bits)
 def bradley_terry(home, away, won, num_teams=4):
     advantage, tau = numpyro.sample("advantage", dist.Normal(0, 1)), numpyro.sample("tau", dist.HalfNormal(1))
     with numpyro.plate("teams", num_teams):

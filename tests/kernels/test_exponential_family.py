@@ -209,21 +209,23 @@ def test_the_sums_say_what_the_model_says(relation):
 
 
 @pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
-@pytest.mark.parametrize("row", [np.nan, np.inf, -np.inf, 1e30, -8.0, 8.0, 0.0])
-def test_a_row_moves_the_sums_by_at_most_the_sensitivity(relation, row):
+def test_a_row_moves_the_sums_by_at_most_the_sensitivity(relation):
     """P5, P11: also the one that the noise is scaled to."""
+    replaces = relation == "replace_one"
     kernel = make(eps=1.0, delta=1e-3, num_iterations=5, neighboring_relation=relation)
-    shape = (2 + (relation == "add_or_remove_one"),)
-    neighbour = np.append(Y[:-1], row) if relation == "replace_one" else np.append(Y, row)
-    sums = []
-    for table in (Y, neighbour):
-        target = target_of(make(eps=1.0, delta=1e-3, num_iterations=5, neighboring_relation=relation), table)
-        value, sensitivity = target.statistics(draw(shape))
-        sums.append(np.asarray(value, float))
-    assert np.isfinite(sums).all()
-    moved = np.linalg.norm(sums[0] - sums[1])
-    assert moved <= float(sensitivity) + 1e-3
-    assert kernel._counts_rows == (relation != "replace_one")
+    assert kernel._counts_rows == (not replaces)
+    kernel.init(jax.random.key(0), 0, None, (Y,), {})
+
+    @jax.jit
+    def statistics(y):
+        separated = kernel._separate((y,), {})
+        return kernel._target(separated, (y,), {}).statistics(draw((2 + (not replaces),)))
+
+    sums, sensitivity = statistics(Y)
+    for row in [np.nan, np.inf, -np.inf, 1e30, -8.0, 8.0, 0.0]:
+        changed, _ = statistics(np.append(Y[:-1] if replaces else Y, row))
+        assert np.isfinite(changed).all()
+        assert np.linalg.norm(np.asarray(sums, float) - np.asarray(changed, float)) <= float(sensitivity) + 1e-3
 
 
 def test_extreme_rows_use_the_whole_sensitivity():

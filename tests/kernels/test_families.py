@@ -258,7 +258,7 @@ def test_no_row_goes_beyond_the_bound(name):
     check()
 
 
-@pytest.mark.parametrize("name", CASES)
+@some_every_day
 def test_the_bound_is_reached(name):
     """A bound larger than need be is paid for in noise."""
     bound = _bound(name, "float32")

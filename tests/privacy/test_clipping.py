@@ -185,7 +185,7 @@ def by_blocks(values, bound, size=None):
 compiled_by_blocks = jax.jit(by_blocks)
 
 
-@pytest.mark.parametrize("n", [1, 5, 64, 65, 300, 2000])
+@pytest.mark.parametrize("n", [1, 64, 65, 2000])
 def test_sums_by_blocks_are_those_of_single_rows(n, precision, monkeypatch):
     monkeypatch.setattr(numpyro_dp.clipping, "_CHUNK_ELEMENTS", 2**11)  # several chunks, the last one incomplete
     rng = np.random.default_rng(n)

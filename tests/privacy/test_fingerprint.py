@@ -149,6 +149,7 @@ def noises():
     return noise_of(kernel, kwargs={"offset": CONSTANT[:3], "how": "plain"}), noise_of(with_family(), (X[:, 0],))
 
 
+@pytest.mark.nightly
 def test_another_process_has_the_same_noise():
     """Nothing of it is an address, or an order that a process makes up."""
     script = "import sys; sys.path[:0] = sys.argv[1:]; import test_fingerprint as t; print(t.noises())"

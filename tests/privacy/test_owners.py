@@ -298,7 +298,7 @@ def expected_chains(num_owners):
     return chains
 
 
-@pytest.mark.parametrize(("num_owners", "num_devices"), [(2, 1), (3, 2)])
+@pytest.mark.parametrize(("num_owners", "num_devices"), [pytest.param(2, 1, marks=pytest.mark.nightly), (3, 2)])
 def test_processes_agree(tmp_path, num_owners, num_devices):
     statuses, outcomes, logs = run_processes(tmp_path, "agree", num_owners, num_devices=num_devices)
     assert statuses == [0] * num_owners, logs

@@ -120,6 +120,10 @@ REFUSED = {
 }
 
 
+def some_every_day(names, everyday):
+    return [pytest.param(name, marks=() if name in everyday else pytest.mark.nightly) for name in names]
+
+
 def outcome(model, args, **options):
     try:
         separated = separate(model, args, **options, public_size=False)
@@ -128,7 +132,10 @@ def outcome(model, args, **options):
     return vars(separated) | {"num_rows": None, "prototype": jax.tree.map(np.shape, separated.prototype)}
 
 
-@pytest.mark.parametrize("name", [*ADMITTED, *REFUSED])
+LIKE_OTHERS = {"public_knots", "list_of_bins", "site_by_the_size", "site_as_long_as_the_table", "mixed"}
+
+
+@pytest.mark.parametrize("name", some_every_day([*ADMITTED, *REFUSED], {*ADMITTED, *REFUSED} - LIKE_OTHERS))
 def test_a_model_is_refused_or_admitted_whatever_the_size(name):
     model, message = REFUSED.get(name) or (ADMITTED[name], None)
     sizes = SIZES if name != "site_per_row" else (49, 50)  # which takes its time
@@ -269,12 +276,9 @@ def constant_sum(per_row, rows, bound, width=1, size=None, owners=None, fixed_pl
     return ClippedSum(jnp.zeros(shape, jnp.int32), jnp.full(shape, 17, jnp.int32), jnp.asarray(bound, jnp.float32))
 
 
-def some_every_day(names, everyday):
-    return [pytest.param(name, marks=() if name in everyday else pytest.mark.nightly) for name in names]
-
-
 @pytest.mark.parametrize(
-    "name", some_every_day([*RUNS, *REFUSED_RUNS], {"penalty", "sgld_rate", "hmc_prepared", "persons", *REFUSED_RUNS})
+    "name",
+    some_every_day([*RUNS, *REFUSED_RUNS], {"sgld_rate", "hmc_prepared", "persons", *REFUSED_RUNS} - {"site_per_row"}),
 )
 def test_two_tables_that_differ_by_a_row_hand_out_the_same(name, monkeypatch):
     """With sums that are told nothing and noise that is the same."""
@@ -317,7 +321,7 @@ def test_where_a_person_may_have_more_rows_their_number_is_private(relation, mon
     assert all(other == first for other in others)
 
 
-@pytest.mark.parametrize("n", [0, 1])
+@pytest.mark.parametrize("n", [0, pytest.param(1, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", some_every_day(RUNS, {"hmc_prepared", "persons_rate", "statistics"}))
 def test_runs_on_no_row_and_on_one(name, n):
     samples, *_ = handed_out(RUNS[name], arguments(name, n))

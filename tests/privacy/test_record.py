@@ -238,7 +238,7 @@ def marked(everyday: Callable[[str, str], bool]) -> list:
     ]
 
 
-EVERYDAY = {"hmc_plain", "barker_batch", "statistics"}
+EVERYDAY = {"hmc_plain", "barker_batch"}
 COUNTED_AS_0 = {"hmc_position", "penalty_rate", "barker_gaussian", "sgld_hidden", "sgnht_hidden", "sghmc_hidden"}
 """Where a row that is not finite adds nothing, so that no sum moves when it is removed."""
 
@@ -284,7 +284,7 @@ def splits_that_show(world: Any, configuration: Configuration, normalise: bool =
     return differences(first, second, without=("package",))
 
 
-SPLIT = [pytest.param(n, marks=() if n in ("hmc_plain", "statistics") else pytest.mark.nightly) for n in CONFIGURATIONS]
+SPLIT = [pytest.param(n, marks=() if n in ("hmc_plain",) else pytest.mark.nightly) for n in CONFIGURATIONS]
 
 
 @pytest.mark.parametrize("name", SPLIT)

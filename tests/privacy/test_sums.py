@@ -70,8 +70,8 @@ def test_a_clip_that_is_left_out_is_noticed(without_noise, monkeypatch):
     assert distance(-2.0, 2.0, 7, False) > 5
 
 
-def noise_of(repetitions, eps=1.0, **options):
-    values = np.zeros((50, 12), np.float32)
+def noise_of(repetitions, eps=1.0, width=12, **options):
+    values = np.zeros((50, width), np.float32)
     function = lambda row: row  # noqa: E731
     found = [release_sum(function, values, bound=2.0, eps=eps, **options) for _ in range(repetitions)]
     return np.concatenate([f.value for f in found]), found[0]
@@ -80,7 +80,7 @@ def noise_of(repetitions, eps=1.0, **options):
 @pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
 def test_the_noise_is_that_of_the_budget(relation):
     delta = 1e-4
-    values, found = noise_of(100, delta=delta, neighboring_relation=relation)
+    values, found = noise_of(10, width=120, delta=delta, neighboring_relation=relation)
     sensitivity = {"replace_one": 4.0, "add_or_remove_one": 2.0}[relation]
     sd = sensitivity / np.sqrt(2 * gaussian_rho(1.0, delta))
     assert found.noise_sd == pytest.approx(sd, rel=1e-6)

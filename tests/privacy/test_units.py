@@ -371,7 +371,9 @@ def test_kernels_run_on_units_and_the_report_names_them(make):
     assert np.isfinite(mcmc.get_samples()["b"]).all()
 
 
-@pytest.mark.parametrize("prepare", [False, Preparation(mode="surrogate", force=True)])
+@pytest.mark.parametrize(
+    "prepare", [False, pytest.param(Preparation(mode="surrogate", force=True), marks=pytest.mark.nightly)]
+)
 def test_kernels_run_on_private_units_and_the_report_tells_nothing_of_them(prepare):
     kernel = DPHMC(model, eps=5.0, unit="person", max_rows_per_unit=3, prepare=prepare)
     mcmc = MCMC(kernel, num_warmup=3, num_samples=4, progress_bar=False)
