@@ -1,4 +1,5 @@
 import copy
+import hashlib
 import math
 import pickle
 
@@ -136,6 +137,15 @@ def test_fresh_entropy_never_repeats_and_seeds_do():
     assert (first[1] != second[1]).all()
 
 
+def test_words_are_as_many_as_asked_for_and_those_of_a_seed_are_hashed_from_all_that_tells_them_apart():
+    assert [len(NoiseSource().words(b"")(count)) for count in (0, 1, 5, 800)] == [0, 1, 5, 800]
+    words, parts = NoiseSource(5).words(b"nonce"), ((1, b"5"), (5, b"nonce"))
+    head = b"".join(length.to_bytes(8, "big") + part for length, part in parts)
+    for block, count in enumerate((3, 1, 40)):  # no seed and nonce are another seed and nonce put together
+        expected = hashlib.shake_256(head + block.to_bytes(8, "big")).digest(8 * count)
+        assert words(count).astype("<u8").tobytes() == expected
+
+
 def test_a_source_cannot_be_copied():
     for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="cannot be pickled or copied"):
@@ -157,6 +167,25 @@ def test_a_released_bit_has_the_logistic_probability(threshold):
     assert abs(frequency(1 / 0.2) - expected) < error  # scale 1 over a sensitivity of 2 * 0.1
     if threshold not in (0.0, 30.0):
         assert abs(frequency(0.5 / 0.2) - expected) > error
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_released_bit_compares_integers(dtype, x64):
+    """`sum + noise > floor(threshold)` in steps, whatever the limbs; a bound of 0 says nothing of the threshold."""
+    rng = np.random.default_rng(0)
+    noisy = np.concatenate([rng.integers(-(2**50), 2**50, 2000), rng.integers(-(2**27), 2**27, 4000)])
+    near = noisy + rng.choice([-(2**24), -2, -1, 0, 1, 2, 2**24], noisy.shape)
+    thresholds = (near / GRID).astype(dtype) * rng.choice([1, 1, 1, -1, 0.5], noisy.shape).astype(dtype)
+    thresholds[:4] = np.inf, -np.inf, 3e38, -3e38
+    sums = rng.integers(-(2**30), 2**30, noisy.shape)
+    noise = GridNoise(*_as_limbs(noisy - sums, 1))
+    for bound in (1.0, 2.0**-9):  # steps of a power of 2: nothing is rounded here
+        total = ClippedSum(*_as_limbs(sums), jnp.asarray(bound, dtype))
+        found = release_bit(total, noise, jnp.asarray(thresholds * np.asarray(bound, dtype)))
+        floors = np.floor(np.clip(thresholds.astype(float) * GRID, -(2.0**53), 2.0**53)).astype(np.int64)
+        assert (np.asarray(found) == (noisy > floors)).all()
+    nothing = release_bit(ClippedSum(*_as_limbs(sums), jnp.zeros((), dtype)), noise, jnp.asarray(thresholds))
+    assert (np.asarray(nothing) == (noisy > 0)).all()
 
 
 def test_sums_over_owners_are_exact():
