@@ -59,3 +59,23 @@ def test_a_row_moves_the_bit_by_no_more_than_is_accounted_for(size, noise_multip
         factor = np.sqrt(1 + growth)
         allowed = np.sqrt(shift2) + (factor - 1) * np.abs(first)
         assert np.all(np.abs(first - second) <= allowed * (1 + 1e-9))
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.25])
+@pytest.mark.parametrize("weight", [0.5, 3.0])
+def test_the_noise_and_the_batch_have_the_stated_variance_together(weight, factor):
+    """`w sum r + sqrt(variance - w^2 factor sum (r - mean)^2) noise > threshold`, computed in double precision."""
+    rng = np.random.default_rng(1)
+    bound = 0.25
+    rows = np.round(rng.uniform(-bound, bound, 40) * 2**15 / bound) * bound / 2**15
+    moments = clipped_moments(lambda row: row[0][0], (jnp.asarray(rows, jnp.float32),), jnp.float32(bound))
+    spread = weight**2 * factor * np.sum((rows - rows.mean()) ** 2)
+    variance = 1.5 * spread
+    steps = rng.integers(-3 * GRID, 3 * GRID, 500)
+    noise = GridNoise(jnp.asarray(steps >> 24, jnp.int32), jnp.asarray(steps & (2**24 - 1), jnp.int32))
+    middle = weight * rows.sum() + np.sqrt(variance - spread) * steps / GRID
+    for distance, expected in ((-1e-4, True), (1e-4, False)):
+        bits = release_batch_bit(moments, weight, factor, variance, noise, jnp.asarray(middle + distance, jnp.float32))
+        assert (np.asarray(bits) == expected).all()
+    none_left = release_batch_bit(moments, weight, factor, spread / 2, noise, weight * rows.sum() + 1e-4)
+    assert not np.asarray(none_left).any()
