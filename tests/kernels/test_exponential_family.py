@@ -16,7 +16,9 @@ import numpyro
 import numpyro.distributions as dist
 import numpyro.infer
 import pytest
+from helpers.drawn import recorded_noise
 from helpers.jaxprs import shapes_in
+from helpers.laplace import laplace, laplace_family
 from scipy import stats
 from scipy.special import gammaln
 
@@ -24,7 +26,6 @@ import numpyro_dp.kernels.target
 from numpyro_dp import (
     MCMC,
     DPExponentialFamily,
-    ExponentialFamily,
     PrivacyBudgetError,
     UnsupportedModelError,
     to_arviz,
@@ -149,19 +150,10 @@ def test_random_keys_are_never_reused():
 
 def drawn_by(kernel, state, iterations):
     """The noise of some iterations, in steps."""
-    drawn = []
-    source = kernel._ledger._noise
-    draw = source.draw
-
-    def spy(*args):
-        drawn.append(draw(*args))
-        return drawn[-1]
-
-    source.draw = spy
     step = jax.jit(lambda s: kernel.sample(s, (Y,), {}))
-    for _ in range(iterations):
-        state = jax.block_until_ready(step(state))
-    source.draw = draw
+    with recorded_noise(kernel) as drawn:
+        for _ in range(iterations):
+            state = jax.block_until_ready(step(state))
     return drawn
 
 
@@ -389,24 +381,6 @@ def test_copies_tell_the_same_guarantee(duplicate):
 
 
 # -- Families of the user's --------------------------------------------------------------------------------------------
-
-
-def laplace(y):
-    """Of known centre: |y| is sufficient, and NumPyro's Laplace is in no list of families."""
-    scale = numpyro.sample("scale", dist.LogNormal(0, 1))
-    with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("y", dist.Laplace(0, scale), obs=y)
-
-
-def laplace_family(**changes):
-    parts = {
-        "statistic": lambda row: jnp.minimum(jnp.abs(row["y"]), 8.0)[None],
-        "natural_parameters": lambda sites: -1 / sites["scale"][None],
-        "log_partition": lambda sites: jnp.log(sites["scale"]),
-        "bound": 4.0,
-        "center": 4.0,
-    }
-    return ExponentialFamily(**(parts | changes))
 
 
 def test_a_family_of_the_users():

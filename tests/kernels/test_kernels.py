@@ -11,6 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 import numpyro.infer
 import pytest
+from helpers.drawn import recorded_noise
 from numpyro.infer import init_to_uniform, init_to_value
 
 import numpyro_dp.kernels.base
@@ -465,11 +466,8 @@ def test_a_state_used_twice_does_not_fork_the_budget(make):
     kernel = make(eps=100.0, num_iterations=60, step_size=0.3)
     start = kernel.init(jax.random.key(0), 0, None, (X,), {"y": Y})
     step = jax.jit(lambda s: kernel.sample(s, (X,), {"y": Y}))
-    drawn, source = [], kernel._ledger._noise
-    draw = source.draw
-    source.draw = lambda *args: drawn.append(draw(*args)) or drawn[-1]
-    states = [step(start) for _ in range(60)]
-    with pytest.warns(RuntimeWarning, match="used up"):
+    with recorded_noise(kernel) as drawn, pytest.warns(RuntimeWarning, match="used up"):
+        states = [step(start) for _ in range(60)]
         last = step(start)
         jax.effects_barrier()
     assert bool(last.exhausted)
@@ -607,19 +605,10 @@ def test_the_step_size_adapts_in_warmup_only(make):
 # -- Attacks that once succeeded ---------------------------------------------------------------------------------------
 
 
-def noise_of(kernel, state, tables=None):
-    """The noise in one released log ratio, found from the difference to a run of the same step without noise."""
-    drawn = []
-    source = kernel._ledger._noise
-    draw = source.draw
-
-    def spy(*args):
-        drawn.append(draw(*args))
-        return drawn[-1]
-
-    source.draw = spy
-    jax.block_until_ready(jax.jit(lambda s: kernel.sample(s, (X,), {"y": Y}))(state))
-    source.draw = draw
+def noise_of(kernel, state):
+    """The noise of the releases of one iteration."""
+    with recorded_noise(kernel) as drawn:
+        jax.block_until_ready(jax.jit(lambda s: kernel.sample(s, (X,), {"y": Y}))(state))
     return [part.tolist() for part in drawn]
 
 

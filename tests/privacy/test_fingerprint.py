@@ -14,9 +14,10 @@ import numpyro
 import numpyro.distributions as dist
 import numpyro.infer
 import pytest
+from helpers.laplace import laplace, laplace_family
 
 import numpyro_dp.kernels.base
-from numpyro_dp import MCMC, DPExponentialFamily, DPPenalty, ExponentialFamily
+from numpyro_dp import MCMC, DPExponentialFamily, DPPenalty
 from numpyro_dp.fingerprint import fingerprint
 from numpyro_dp.ledger import Request
 
@@ -102,21 +103,8 @@ def test_arrays_among_the_settings_decide_on_the_noise(one, other):
     assert noise_of(seeded(regression(), **one)) == noise_of(seeded(regression(), **one))
 
 
-def laplace(y):
-    scale = numpyro.sample("scale", dist.LogNormal(0, 1))
-    with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("y", dist.Laplace(0, scale), obs=y)
-
-
 def with_family(**changes):
-    parts = {
-        "statistic": lambda row: jnp.minimum(jnp.abs(row["y"]), 8.0)[None],
-        "natural_parameters": lambda sites: -1 / sites["scale"][None],
-        "log_partition": lambda sites: jnp.log(sites["scale"]),
-        "bound": 4.0,
-        "center": 4.0,
-    }
-    return seeded(laplace, DPExponentialFamily, family=ExponentialFamily(**parts | changes))
+    return seeded(laplace, DPExponentialFamily, family=laplace_family(**changes))
 
 
 def test_the_statistics_of_a_family_decide_on_the_noise():
@@ -154,7 +142,13 @@ def test_another_process_has_the_same_noise():
     """Nothing of it is an address, or an order that a process makes up."""
     script = "import sys; sys.path[:0] = sys.argv[1:]; import test_fingerprint as t; print(t.noises())"
     there = subprocess.run(
-        [sys.executable, "-c", script, str(Path(__file__).parent), str(Path(numpyro_dp.__file__).parents[1])],
+        [
+            sys.executable,
+            "-c",
+            script,
+            *map(str, Path(__file__).parents[:2]),
+            str(Path(numpyro_dp.__file__).parents[1]),
+        ],
         env=os.environ | {"PYTHONHASHSEED": "1", "JAX_PLATFORMS": "cpu"},
         check=True,
         capture_output=True,

@@ -1,9 +1,10 @@
 """P2 and P10 for every option: whatever a run hands out is the same for any two tables, but for the noisy sums.
 
-`CONFIGURATIONS` is a table of kernels with options. Each is run on two tables of the same shape, with the same noise
-and with sums that are constants; then everything is compared, by path: what was printed, warned, logged and written to
-files, what can be read off `mcmc` and the kernel (private attributes and closures included), pickles, reports,
-InferenceData, pictures, what the package itself remembers. On top of that no row may be reachable from any of it.
+`CONFIGURATIONS` (in `helpers`) is a table of kernels with options. Each is run on two tables of the same shape, with
+the same noise and with sums that are constants; then everything is compared, by path: what was printed, warned, logged
+and written to files, what can be read off `mcmc` and the kernel (private attributes and closures included), pickles,
+reports, InferenceData, pictures, what the package itself remembers. On top of that no row may be reachable from any of
+it.
 
 An option, a field of `Preparation`, an argument of `MCMC` or a public method that no configuration uses makes a test
 fail, so that what is new here cannot be forgotten there.
