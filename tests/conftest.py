@@ -14,7 +14,9 @@ os.environ.pop("CI", None)
 import contextlib
 import gc
 import itertools
+import shutil
 import tempfile
+import time
 from pathlib import Path
 
 import jax
@@ -28,14 +30,46 @@ settings.register_profile("search", deadline=None)
 settings.load_profile("everyday")
 
 _MOST_MAPPINGS = 20_000
+_PROGRAMS = Path(os.environ.get("NUMPYRO_DP_PROGRAMS", Path(__file__).resolve().parents[1] / "build" / "programs"))
+_MOST_PROGRAMS = 20_000
+
+
+def _compiled_programs(config) -> str:
+    """A folder of this process's own with the programs that earlier runs of the tests have compiled.
+
+    Compiling is more than half of a first run's time. JAX does not write a program at once, so processes that share a
+    folder could read half of one: each has links to the programs, and in the end links to its new ones are left.
+    """
+    _PROGRAMS.mkdir(parents=True, exist_ok=True)
+    if not hasattr(config, "workerinput"):
+        _forget_old_programs()
+    own = tempfile.TemporaryDirectory(prefix=".", dir=_PROGRAMS)
+    config.add_cleanup(own.cleanup)
+    config.add_cleanup(lambda: _link_programs(Path(own.name), _PROGRAMS))  # is called first
+    _link_programs(_PROGRAMS, Path(own.name))
+    return own.name
+
+
+def _forget_old_programs() -> None:
+    """All, if they have become many; and the folders of processes that were killed."""
+    if len(os.listdir(_PROGRAMS)) > _MOST_PROGRAMS:
+        shutil.rmtree(_PROGRAMS, ignore_errors=True)
+        _PROGRAMS.mkdir(exist_ok=True)
+    for folder in _PROGRAMS.glob(".*"):
+        with contextlib.suppress(OSError):  # another process was quicker
+            if time.time() - folder.stat().st_mtime > 24 * 3600:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _link_programs(from_folder: Path, to_folder: Path) -> None:
+    for program in from_folder.glob("[!.]*"):
+        with contextlib.suppress(OSError):  # it is there already, or another process has emptied the folder
+            os.link(program, to_folder / program.name)
 
 
 def pytest_configure(config):
     gc.set_threshold(100_000, 20, 50)  # to look for garbage took a twentieth of all time
-    # Tests compile the same small programs again and again. Each process has a cache of its own: writing is not atomic.
-    cache = tempfile.TemporaryDirectory(prefix="numpyro_dp-programs-")
-    config.add_cleanup(cache.cleanup)
-    jax.config.update("jax_compilation_cache_dir", cache.name)
+    jax.config.update("jax_compilation_cache_dir", _compiled_programs(config))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     # Most tests run on tables from which no posterior can come; tests/tools/test_planning.py is about the warning.

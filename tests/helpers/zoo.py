@@ -936,3 +936,9 @@ STRUCTURES = {
     *("repeated_measures", "short_markov_chain"),
 }
 """Models whose rows are written in different ways; the others differ from one of them in laws and formulas."""
+
+COORDINATES = STRUCTURES | {
+    *("weighted_membership", "dynamic_support", "conditioned", "options_in_arguments", "released_transforms"),
+    *("horseshoe", "multivariate", "directions", "mixture_of_regressions"),
+}
+"""Models in which parameters meet the data in different ways: together they run every line of `find_cut` that any does."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from helpers.zoo import BY_NAME, CASES
+from helpers.zoo import BY_NAME, CASES, COORDINATES
 
 import numpyro_dp.model
 from numpyro_dp import cut as cut_module
@@ -90,7 +90,10 @@ _SMALLER = {
 }
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, id=c.name, marks=() if c.name in COORDINATES else pytest.mark.nightly) for c in CASES],
+)
 def test_the_density_is_that_of_the_model(case, x64):
     separated, cut = _find(case.model, case.args, case.kwargs, **case.options)
     assert cut.size == _SMALLER.get(case.name, separated.num_params)

@@ -786,7 +786,7 @@ def test_add_or_remove_to_replace_one():
 # Calibration
 
 
-@pytest.mark.parametrize("eps", [0.1, 1.0, 8.0])
+@pytest.mark.parametrize("eps", [0.1, 1.0, pytest.param(8.0, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(("mechanism", "relation"), CASES)
 def test_calibration(mechanism, relation, eps):
     def releases_at(scale):
