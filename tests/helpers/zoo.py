@@ -941,4 +941,4 @@ COORDINATES = STRUCTURES | {
     *("weighted_membership", "dynamic_support", "conditioned", "options_in_arguments", "released_transforms"),
     *("horseshoe", "multivariate", "directions", "mixture_of_regressions"),
 }
-"""Models in which parameters meet the data in different ways: together they run every line of `find_cut` that any does."""
+"""Models in which parameters meet the data in different ways: together they run all that any does of `find_cut`."""
