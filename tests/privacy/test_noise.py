@@ -128,6 +128,8 @@ def test_noise_multipliers_out_of_range_are_refused():
 
 
 def test_fresh_entropy_never_repeats_and_seeds_do():
+    assert NoiseSource(0).reproducible
+    assert not NoiseSource().reproducible
     assert (draw_many(NoiseSource(), 10, 1.0) != draw_many(NoiseSource(), 10, 1.0)).all()
     source = NoiseSource()
     assert (draw_many(source, 10, 1.0) != draw_many(source, 10, 1.0)).all()
@@ -174,6 +176,7 @@ def test_a_released_bit_compares_integers(dtype, x64):
     """`sum + noise > floor(threshold)` in steps, whatever the limbs; a bound of 0 says nothing of the threshold."""
     rng = np.random.default_rng(0)
     noisy = np.concatenate([rng.integers(-(2**50), 2**50, 2000), rng.integers(-(2**27), 2**27, 4000)])
+    noisy[:4] = 2**53 - 2**31, -(2**53) + 2**31, 2**52 + 1, -(2**52) - 1  # as far as noise of any mechanism goes
     near = noisy + rng.choice([-(2**24), -2, -1, 0, 1, 2, 2**24], noisy.shape)
     thresholds = (near / GRID).astype(dtype) * rng.choice([1, 1, 1, -1, 0.5], noisy.shape).astype(dtype)
     thresholds[:4] = np.inf, -np.inf, 3e38, -3e38

@@ -1,5 +1,6 @@
 """`release_sum`: one Gaussian mechanism, whatever the rows are."""
 
+import dataclasses
 import pickle
 
 import jax
@@ -13,6 +14,8 @@ from scipy import stats
 import numpyro_dp.clipping
 from numpyro_dp import PrivacyBudget, PrivacyBudgetError, release_sum
 from numpyro_dp.accounting import gaussian_rho
+from numpyro_dp.clipping import clipped_sum
+from numpyro_dp.ledger import Ledger
 from numpyro_dp.noise import NoiseSource
 
 N = 300
@@ -27,6 +30,9 @@ def without_noise(monkeypatch):
 def table():
     rng = np.random.default_rng(0)
     return rng.normal(size=N).astype(np.float32), rng.integers(0, 3, N)
+
+
+X, G = table()
 
 
 def pair(x, g):
@@ -109,12 +115,48 @@ def test_it_is_charged_before_the_table_is_read_and_refused_beyond(tmp_path, mon
     assert len(budget.charges) == 2
 
 
+def test_delta_follows_from_the_number_of_rows_whatever_their_shape():
+    found = release_sum(lambda m, x: m.sum() + x, (np.ones((40, 3)), np.ones(40)), bound=1.0, eps=1.0)
+    assert found.delta == 0.1 / 40
+
+
+def test_one_row_beside_a_known_number_is_a_table(without_noise):
+    assert release_sum(lambda x: x - jnp.ones(1).sum(), np.array([1.5]), bound=1.0, eps=1.0).value == 0.5
+
+
+@pytest.mark.parametrize("bound", [numpyro_dp.sums.SMALLEST_BOUND, 1 / numpyro_dp.sums.SMALLEST_BOUND])
+def test_the_smallest_and_the_largest_bound_are_allowed(bound):
+    assert release_sum(lambda x: x, X, bound=bound, eps=1.0).bound == pytest.approx(bound)
+
+
+def test_nothing_is_released_that_the_ledger_does_not_grant(monkeypatch):
+    grant = Ledger.grant
+    monkeypatch.setattr(Ledger, "grant", lambda *args: (False, grant(*args)[1]))
+    with pytest.raises(PrivacyBudgetError, match="Nothing was released"):
+        release_sum(lambda x: x, X, bound=1.0, eps=1.0)
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
+def test_vectors_are_added_by_blocks_only_where_neighbours_have_their_rows_in_the_same_places(relation, monkeypatch):
+    asked = []
+
+    def spy(*args, fixed_places, **options):
+        asked.append(fixed_places)
+        return clipped_sum(*args, fixed_places=fixed_places, **options)
+
+    monkeypatch.setattr(numpyro_dp.sums, "clipped_sum", spy)
+    release_sum(pair, (X, G), bound=1.0, eps=1.0, delta=1e-4, neighboring_relation=relation)
+    assert asked == [relation == "replace_one"]
+
+
 def test_results_hold_no_rows():
     x, g = table()
     found = release_sum(pair, (x, g), bound=1.0, eps=1.0)
     data = pickle.dumps(found)
     assert not any(part.tobytes() in data for part in (x[:4], g[:4]))
     assert "with noise of sd" in str(found)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.eps = 0.1
     assert "(1, 0.000333)-differentially private" in str(found)
 
 
@@ -122,9 +164,6 @@ def test_two_calls_have_different_noise():
     x, g = table()
     one, other = (release_sum(pair, (x, g), bound=1.0, eps=1.0).value for _ in range(2))
     assert (one != other).all()
-
-
-X, G = table()
 
 
 def rbg_in_a_loop(k):
@@ -204,6 +243,8 @@ def test_it_cannot_be_called_in_a_program():
         (lambda x: jax.debug.print("{}", x) or x, X, {}, "per_row calls `jax.debug.print`, which would show"),
         (lambda x: jax.pure_callback(lambda y: y, x, x), X, {}, "per_row calls Python with a row"),
         (lambda x: x - X.mean(), X, {}, "closes over an array as long as the table"),
+        (lambda x: x - jnp.array([1.0, 2.0]).mean(), X[:2], {}, "closes over an array as long as the table"),
+        (lambda m, x: x - jnp.asarray(X).mean(), (np.ones((N, 2)), X), {}, "closes over an array as long as the table"),
         (lambda g: rbg_in_a_loop(g), G, {}, "random_bits of other keys than threefry's"),
         (lambda g: jax.random.gamma(jax.random.key(g), 2.0), G, {}, "applies `random_gamma`"),
         (lambda g: split_of_unsafe_rbg(g), G, {}, "random_split of other keys than threefry's"),
