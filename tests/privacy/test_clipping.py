@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 import pytest
+from helpers.jaxprs import shapes_in
 from helpers.sums import HOSTILE, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -259,3 +260,14 @@ def test_what_is_not_in_fixed_places_is_added_row_by_row(monkeypatch):
     clipped_sum(lambda row: row[0][0], (jnp.asarray(values),), 1.0, owners=owners, fixed_places=True)
     with pytest.raises(pytest.fail.Exception):
         by_blocks(values, 1.0)
+
+
+def test_rows_whose_places_may_change_are_computed_among_as_many_others_wherever_they_are():
+    """The last rows of an odd number may be computed by other instructions, with other last bits."""
+
+    def chunks(n, **options):
+        program = jax.make_jaxpr(lambda rows: clipped_sum(lambda row: row[0][0], (rows,), 1.0, **options))
+        return {shape[0] for shape in shapes_in(program(jnp.zeros((n, 5))).jaxpr) if shape[1:] == (1, 5)} - {1}
+
+    assert {n: chunks(n) for n in (0, 5, 64, 65, 200)} == {0: {64}, 5: {64}, 64: {64}, 65: {128}, 200: {256}}
+    assert chunks(5, fixed_places=True) == {5}

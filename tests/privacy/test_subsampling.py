@@ -93,6 +93,25 @@ def test_every_batch_names_its_mechanism():
 
 
 @pytest.mark.parametrize(
+    "batches",
+    [
+        *(PoissonBatches(10), PoissonBatches(rate=0.3), PoissonBatches(10, max_batch_size=12)),
+        *(PoissonBatches(10, max_batch_size=N), FixedBatches(10)),
+    ],
+    ids=repr,
+)
+def test_a_batch_times_its_weight_estimates_the_sum_over_all_rows(batches):
+    """By the law of the batch's size: as many rows of 1 as it has, times the weight, are N on average."""
+    sizes = np.arange(N + 1)
+    if isinstance(batches, PoissonBatches):
+        law = stats.binom.pmf(sizes, N, batches.probability(N))
+        sizes = np.minimum(sizes, batches.max_batch_size or N)
+    else:
+        law = sizes == batches.capacity(N)
+    assert batches.weight(N) * (law @ sizes) == pytest.approx(N, rel=1e-9)
+
+
+@pytest.mark.parametrize(
     ("make", "relation", "message"),
     [
         (lambda: PoissonBatches(10), "add_or_remove_one", r"n is private.*PoissonBatches\(rate="),
