@@ -773,6 +773,11 @@ def test_no_noise_no_releases():
     assert BarkerBatch(0.7, 50, 1000, 2.0).rdp(2.0, REPLACE) == math.inf  # the batch variance may exceed the total
 
 
+def test_no_accountant_says_less_than_zero():
+    for accountant, eps in compare([(Gaussian(1e6), 1)], 0.9, REPLACE).items():
+        assert eps >= 0, accountant
+
+
 def test_add_or_remove_to_replace_one():
     eps, delta = replace_one_from_add_or_remove(1.0, 1e-6)
     assert (eps, delta) == (2.0, pytest.approx((1 + math.e) * 1e-6))

@@ -338,6 +338,7 @@ def test_it_is_opened_again_by_its_path(path):
         ({"eps": 0.0, "delta": 1e-6}, "positive eps"),
         ({"eps": 1.0, "delta": 1e-31}, "delta between 0 and 1"),
         ({"eps": 1.0, "delta": 0.0}, "delta between 0 and 1"),
+        ({"eps": 1.0, "delta": 1.0}, "delta between 0 and 1"),
         ({"eps": 1.0, "delta": 1e-6, "neighboring_relation": "swap"}, "must be one of"),
         ({"eps": 1.0, "delta": 1e-6, "other": (2.0, 0.0)}, "part .* of the budget"),
         ({"eps": 1.0, "delta": 1e-6, "other": (0.5, 1e-6)}, "part .* of the budget"),
@@ -467,9 +468,17 @@ def test_a_witness_that_is_missing_or_of_another_budget_is_named(path, tmp_path)
     with pytest.warns(RuntimeWarning, match=r"has no witness at .* It has 1 line\(s\) of charges and claims"):
         PrivacyBudget(moved)
     PrivacyBudget(moved)  # now it has one
+    roll_back(moved)
+    with pytest.raises(PrivacyBudgetError, match="rolled back"):
+        PrivacyBudget(moved)
     PrivacyBudget(tmp_path / "third", eps=1.0, delta=1e-6, witness=tmp_path / "witness")
     with pytest.raises(PrivacyBudgetError, match="witness of another budget"):
         PrivacyBudget(moved, witness=tmp_path / "witness")
+
+
+def roll_back(path):
+    """The file as it was before its last line."""
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
 
 
 def test_a_witness_that_cannot_be_written_is_named(path, tmp_path):
@@ -488,8 +497,8 @@ def test_a_crash_between_a_charge_and_its_witness_loses_nothing(path, monkeypatc
         with pytest.raises(KeyboardInterrupt):
             budget.charge(plan(1.0), "a")
     assert len(budget.charges) == 1
-    older = path.read_text().splitlines(keepends=True)[0]
-    path.write_text(older)
+    assert len(PrivacyBudget(path).charges) == 1
+    roll_back(path)
     with pytest.raises(PrivacyBudgetError, match="rolled back"):
         PrivacyBudget(path)
 
@@ -892,6 +901,19 @@ def test_what_a_reserve_is_spent_on_is_counted_by_whole_numbers():
         with pytest.raises(error):
             ledger.assign("reserve", kinds)
     assert ledger.plan.kinds == {"reserve": Releases((mechanism,), (1,))}
+
+
+def test_a_reserve_becomes_what_it_is_spent_on():
+    (mechanism,) = plan(1.0).kinds["ratio"].mechanisms
+    ledger = Ledger(NoiseSource())
+    ledger.commit(dataclasses.replace(plan(1.0), kinds={"reserve": Releases((mechanism,), (1,))}))
+    half = Gaussian(mechanism.noise_multiplier * 2**0.5)
+    ledger.assign("reserve", {"walk": Releases((half,), (2,))})
+    assert [ledger.grant({"walk": Request(1, (1,))}, 0, 50, b"")[0] for _ in range(2)] == [True, True]
+    with pytest.warns(RuntimeWarning, match="used up"):
+        assert not ledger.grant({"walk": Request(1, (1,))}, 0, 50, b"")[0]
+    with pytest.raises(KeyError):
+        ledger.grant({"reserve": Request(1, (1,))}, 0, 50, b"")
 
 
 def test_a_request_is_a_whole_number():

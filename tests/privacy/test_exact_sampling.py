@@ -183,6 +183,12 @@ def test_gaps_of_poisson_batches_are_decided_exactly(monkeypatch):
     np.testing.assert_array_equal(poisson_rows(0.05, 2000, words_of(9)), quick)
 
 
+def test_a_batch_goes_on_where_its_words_ended():
+    """Words of which each makes the shortest gap: they are soon used up."""
+    rows = poisson_rows(0.3, 5000, lambda count: np.full(count, 2**64 - 2**50, np.uint64))
+    np.testing.assert_array_equal(rows, np.arange(5000))
+
+
 @pytest.mark.parametrize("num_rows", [0, 1])
 def test_batches_of_tables_without_rows(num_rows):
     assert len(poisson_rows(0.5, num_rows, words_of(1))) <= num_rows

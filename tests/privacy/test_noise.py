@@ -176,6 +176,7 @@ def test_a_released_bit_compares_integers(dtype, x64):
     """`sum + noise > floor(threshold)` in steps, whatever the limbs; a bound of 0 says nothing of the threshold."""
     rng = np.random.default_rng(0)
     noisy = np.concatenate([rng.integers(-(2**50), 2**50, 2000), rng.integers(-(2**27), 2**27, 4000)])
+    noisy[4:9] = [-2, -1, 0, 1, 2]
     noisy[:4] = 2**53 - 2**31, -(2**53) + 2**31, 2**52 + 1, -(2**52) - 1  # as far as noise of any mechanism goes
     near = noisy + rng.choice([-(2**24), -2, -1, 0, 1, 2, 2**24], noisy.shape)
     thresholds = (near / GRID).astype(dtype) * rng.choice([1, 1, 1, -1, 0.5], noisy.shape).astype(dtype)
