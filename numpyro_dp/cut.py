@@ -49,7 +49,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from numpyro_dp.arguments import NO_VALUE, canonical
 from numpyro_dp.model import SeparableModel
-from numpyro_dp.synthetic import TOLERANCE, synthetic_rows
+from numpyro_dp.synthetic import synthetic_rows, tolerance
 from numpyro_dp.tracing import Shape
 
 __all__ = ["Cut", "find_cut"]
@@ -557,10 +557,10 @@ def _check(
     inputs = (public, draws.astype(dtype), rows, noise.astype(dtype))
     # Compiled ahead of time, a function gives numbers even where `find_cut` itself is being traced.
     numbers = _Numbers(*jax.device_get(jax.jit(compute).lower(*inputs).compile()(*inputs)))
-    return _blame(graph, phi, numbers)
+    return _blame(graph, phi, separated, numbers)
 
 
-def _blame(graph: _Graph, phi: _Phi, numbers: _Numbers) -> set[int]:
+def _blame(graph: _Graph, phi: _Phi, separated: SeparableModel, numbers: _Numbers) -> set[int]:
     tied = ~(np.max(numbers.distance, 0) <= _CLOSE)
     start, blamed = phi.entries.size, set()
     for v in phi.values:
@@ -572,8 +572,8 @@ def _blame(graph: _Graph, phi: _Phi, numbers: _Numbers) -> set[int]:
     # Rows whose density overflows further out say nothing.
     finite = np.all(np.isfinite(numbers.by_z), 0)
     by_z, by_phi = numbers.by_z[:_DRAWS, finite], numbers.by_phi[:, finite]
-    tolerance = TOLERANCE[max(4, by_z.dtype.itemsize)] * (1 + np.abs(by_z))
-    well = finite.any() and np.all(np.isfinite(by_phi)) and np.all(np.abs(by_phi[:_DRAWS] - by_z) <= tolerance)
+    allowed = tolerance(separated.arguments, by_z.dtype) * (1 + np.abs(by_z))
+    well = finite.any() and np.all(np.isfinite(by_phi)) and np.all(np.abs(by_phi[:_DRAWS] - by_z) <= allowed)
     return set() if well and not tied.any() else set(phi.values)
 
 

@@ -51,13 +51,13 @@ from numpyro.primitives import Messenger
 
 from numpyro_dp.arguments import NO_VALUE, quote, take_arrays, traced
 from numpyro_dp.model import SeparableModel
+from numpyro_dp.synthetic import tolerance
 from numpyro_dp.tracing import keep_sites
 
 __all__ = ["BoundFamily", "ExponentialFamily", "UnsupportedFamilyError", "family_of"]
 
 _TABLES = 112  # synthetic ones, of one row each
 Bounds = Any  # (low, high), numbers or arrays; for a family of the user's also a dict of such pairs by argument
-_TOLERANCE = {4: 2e-4, 8: 1e-9}  # of comparisons relative to the terms of a density, by the bytes of a float
 
 
 class UnsupportedFamilyError(ValueError):
@@ -595,7 +595,7 @@ def _check_densities(
         )
     change_of_model, change_of_family = (np.diff(x[usable], axis=1) for x in (of_model, of_family))
     excess = np.abs(change_of_model - change_of_family) / (1 + magnitude[usable, 1:] + magnitude[usable, :-1])
-    if np.max(excess) > _TOLERANCE[max(4, of_model.dtype.itemsize)]:
+    if np.max(excess) > tolerance(separated.arguments, of_model.dtype):
         worst = np.unravel_index(np.argmax(excess), excess.shape)
         hint = (
             "The model does more with this site than its distribution says: use DPPenalty, which needs no statistics"

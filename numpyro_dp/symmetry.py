@@ -27,7 +27,7 @@ from numpyro.infer.util import compute_log_probs, constrain_fn, unconstrain_fn
 
 from numpyro_dp.arguments import NO_VALUE, quote, traced
 from numpyro_dp.model import SeparableModel
-from numpyro_dp.synthetic import TOLERANCE, synthetic_rows
+from numpyro_dp.synthetic import synthetic_rows, tolerance
 
 _DRAWS = 4  # of the prior, and as many of a standard normal law
 _ROWS = 32  # of each kind, so that each of a few classes or groups is among them
@@ -129,18 +129,19 @@ def find_symmetries(separated: SeparableModel, args: tuple, kwargs: dict, prior_
 
         return of
 
+    allowed = tolerance(separated.arguments, here.dtype)
     return [
         Symmetry(what, image_by(change))
         for (what, change), image, part in zip(changes.items(), there, between, strict=True)
-        if _same(here, image) and not _same(here[:, :-1], part)
+        if _same(here, image, allowed) and not _same(here[:, :-1], part, allowed)
     ]
 
 
-def _same(here: np.ndarray, there: np.ndarray) -> bool:
+def _same(here: np.ndarray, there: np.ndarray, allowed: float) -> bool:
     """Whether densities are the same, wherever they are finite."""
     finite = np.isfinite(here)
     here, there = here[finite], there[finite]
-    return bool(np.all(np.abs(here - there) <= TOLERANCE[max(4, here.itemsize)] * (1 + np.abs(here))))
+    return bool(np.all(np.abs(here - there) <= allowed * (1 + np.abs(here))))
 
 
 def _changes(shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, _Change]]:

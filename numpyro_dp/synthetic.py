@@ -31,7 +31,18 @@ Array = Any  # JAX's where it is computed, NumPy's where it is compared
 _FEW = 3  # rows; small enough to be cheap, and neither one row nor (in practice) all of them
 _CANDIDATES = 24
 _AT_PRIOR = " at the prior"
-TOLERANCE = {4: 2e-4, 8: 1e-9}  # by the number of bytes of a float
+_TOLERANCE = {4: 2e-4, 8: 1e-9}  # by the number of bytes of a float
+
+
+def tolerance(arguments: Sequence[Argument], dtype: Any) -> float:
+    """Of comparisons of densities, relative to their terms, by the coarsest float that is computed with.
+
+    A table of single precision makes some terms of single precision, also beside parameters of double precision.
+
+    :param dtype: of the densities.
+    """
+    floats = [a.dtype for a in arguments if a.shape is not None and jnp.issubdtype(a.dtype, jnp.floating)]
+    return _TOLERANCE[max(4, min(jnp.dtype(d).itemsize for d in (dtype, *floats)))]
 
 
 def check_on_synthetic_rows(
@@ -64,7 +75,7 @@ def check_on_synthetic_rows(
                 verified.setdefault(kind, set()).add(name)
             with np.errstate(invalid="ignore"):  # rows that make no sense may be inf and -inf
                 by_row, magnitude = np.sum(terms), np.sum(np.abs(terms))
-            if _differ(whole, by_row, magnitude):
+            if _differ(separated, whole, by_row, magnitude):
                 mismatches.setdefault(name, _explain_mismatch(sites[name], _FEW, whole, by_row))
         if separated.row_latents and not mismatches:
             mismatches |= _enumeration_mismatch(separated, few)
@@ -100,16 +111,16 @@ def _compare_at_full_size(
             terms = counts[counts > 0] * terms
             by_row, size = np.sum(terms), np.sum(np.abs(terms))
             magnitude += size
-            if _differ(whole, by_row, size, slack):
+            if _differ(separated, whole, by_row, size, slack):
                 problems.append(_explain_mismatch(sites[name], n, whole, by_row))
-        elif _differ(whole, terms[0], abs(terms[0])):
+        elif _differ(separated, whole, terms[0], abs(terms[0])):
             problems.append(
                 f"{'the prior of' if sites[name].kind == 'latent' else 'site'} '{name}' depends on the number of "
                 "rows: it would be another one for a single row. Take the number from an argument that is a plain "
                 "Python number, not from a shape"
             )
     total = few.log_prior + np.sum((counts * few.row_log_density)[counts > 0])
-    if not problems and _differ(every.total, total, magnitude, slack):
+    if not problems and _differ(separated, every.total, total, magnitude, slack):
         problems.append(
             f"the model's log density on {n} synthetic rows is {every.total:.6g}, but its prior and its rows one by "
             f"one add up to {total:.6g}: it depends on the number of rows in a way that no single site shows"
@@ -123,11 +134,11 @@ def _compare_at_full_size(
     return problems, dropped
 
 
-def _differ(whole: Array, by_row: Array, magnitude: Array, slack: float = 1.0) -> bool:
+def _differ(separated: "SeparableModel", whole: Array, by_row: Array, magnitude: Array, slack: float = 1.0) -> bool:
     """Whether two densities differ by more than rounding. Where neither is finite, nothing can be said."""
     if not (np.isfinite(whole) and np.isfinite(by_row)):
         return bool(np.isfinite(whole))  # the rows make sense only together
-    return bool(abs(whole - by_row) > slack * TOLERANCE[max(4, whole.dtype.itemsize)] * (1 + magnitude))
+    return bool(abs(whole - by_row) > slack * tolerance(separated.arguments, whole.dtype) * (1 + magnitude))
 
 
 def _explain_mismatch(site: Site, size: int, whole: Array, by_row: Array) -> str:
@@ -154,7 +165,7 @@ def _enumeration_mismatch(separated: "SeparableModel", few: "_Few") -> dict[str,
     names = quote(sorted(separated.row_latents))
     for one_by_one, enumerated, magnitude in zip(expected, few.row_log_density, magnitudes, strict=True):
         # Not a number: it is none at other values of the latents.
-        if not np.isnan(enumerated) and _differ(one_by_one, enumerated, magnitude):
+        if not np.isnan(enumerated) and _differ(separated, one_by_one, enumerated, magnitude):
             return {
                 names: f"summing out {names} by enumeration would give another model: on a synthetic row its density "
                 f"at given values is {enumerated:.6g} and should be {one_by_one:.6g}. Enumeration puts all values of a "

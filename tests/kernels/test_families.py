@@ -546,7 +546,7 @@ def test_a_model_that_does_more_than_its_distribution_is_refused():
     separated = separate(CASES["normal"].model, (NORMALS,))
     density = separated.row_log_density((NORMALS,), {})
     methods = ("rows", "with_private", "without_private", "private_arguments", "log_prior", "constrain", "unravel")
-    fields = ("model", "row_sites", "row_plates", "prototype", "num_params")
+    fields = ("model", "row_sites", "row_plates", "prototype", "num_params", "arguments")
     tampered = types.SimpleNamespace(**{name: getattr(separated, name) for name in methods + fields})
     tampered.row_log_density = lambda args, kwargs: lambda z, row: density(z, row) + 0.01 * z[0]
     message = _refusal(None, (NORMALS,), (-4, 5), separated=tampered)

@@ -1141,6 +1141,23 @@ def test_dtypes(dtype):
     assert separated.arguments[0].dtype == dtype
 
 
+def test_a_table_of_single_precision_beside_parameters_of_double_precision(x64):
+    """Terms of the rows alone are then rounded to single precision; rows that are mixed are refused all the same."""
+
+    def shares(X, y):
+        b = numpyro.sample("b", dist.Normal(0, 2).expand([4]).to_event(1))
+        precision = numpyro.sample("precision", dist.Gamma(2.0, 0.1))
+        with numpyro.plate("rows", X.shape[0]):
+            mean = jax.nn.sigmoid(X @ b)
+            numpyro.sample("y", dist.Beta(mean * precision, (1 - mean) * precision), obs=y)
+
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(5000, 4)).astype(np.float32), rng.uniform(0.1, 0.9, 5000).astype(np.float32)
+    assert separate(shares, table).num_params == 5
+    with pytest.raises(UnsupportedModelError, match="is not a sum over rows"):
+        separate(lambda X, y: shares(X - X.mean(0), y), table)
+
+
 def test_scalars_are_public():
     def model(y, a, b, c, key):
         mu = numpyro.sample("mu", dist.Normal(a, b).expand([int(c)]))
