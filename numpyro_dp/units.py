@@ -111,7 +111,7 @@ class PublicUnits(UnitModel):
     def require_same(self, unit: Any, args: tuple, kwargs: dict) -> None:
         named = _named(self.row_model, unit, args, kwargs)
         if not isinstance(named, jax.core.Tracer) and not np.array_equal(
-            _number(_values(self.row_model, unit, args, kwargs)), self.number
+            _number(_values(self.row_model, unit, args, kwargs, has_public_size=True)), self.number
         ):
             raise ValueError(
                 f"unit={unit!r} says otherwise than before which rows are whose, and this kernel has grouped them "
@@ -221,9 +221,7 @@ def _named(separated: SeparableModel, unit: str, args: tuple, kwargs: dict) -> A
     return jax.tree.leaves((args, kwargs))[names.index(unit)]
 
 
-def _values(
-    separated: SeparableModel, unit: Any, args: tuple, kwargs: dict, has_public_size: bool = True
-) -> np.ndarray:
+def _values(separated: SeparableModel, unit: Any, args: tuple, kwargs: dict, *, has_public_size: bool) -> np.ndarray:
     described = "unit"
     if isinstance(unit, str):
         described, unit = f"unit={unit!r}", _named(separated, unit, args, kwargs)

@@ -355,7 +355,7 @@ class PrivateTarget:
                 def exceeds(row: tuple) -> jax.Array:
                     return jnp.where(row[0][0] > bound(middle), 1 - centre, -centre).astype(values.dtype)
 
-                count = self._release(draw, self._sum_rows((values,), exceeds, 1 - centre))
+                count = self._release(draw, self._sum_rows((values,), exceeds, 1 - centre, fixed_places=False))
                 few = count.value + centre * self.num_rows <= jnp.maximum(threshold, grid.no_rows * count.scale)
                 return (jnp.where(few, low, middle + 1), jnp.where(few, middle, high)), None
 
@@ -406,7 +406,7 @@ class PrivateTarget:
         # What a batch is accounted for compares it with itself without a row, in which the others have other places.
         fixed = by_blocks and batch is None and self.has_public_places
         if batch is None and owners is None:
-            return self._sum_rows(rows, per_row, bound, width, fixed, may_loop)
+            return self._sum_rows(rows, per_row, bound, width, fixed_places=fixed, may_loop=may_loop)
         return clipped_sum(per_row, rows, bound, width, size, owners, fixed, may_loop)
 
     def _sum_rows(
@@ -415,7 +415,8 @@ class PrivateTarget:
         per_row: Callable[[tuple], jax.Array],
         bound: jax.Array | float,
         width: int = 1,
-        fixed_places: bool = False,
+        *,
+        fixed_places: bool,
         may_loop: bool = False,
     ) -> ClippedSum | UnclippedSum:
         """Over all rows, on whatever devices they lie."""
