@@ -37,7 +37,7 @@ _MOST_PROGRAMS = 20_000
 def _compiled_programs(config) -> str:
     """A folder of this process's own with the programs that earlier runs of the tests have compiled.
 
-    Compiling is more than half of a first run's time. JAX does not write a program at once, so processes that share a
+    Compiling is about half of a first run's time. JAX does not write a program at once, so processes that share a
     folder could read half of one: each has links to the programs, and in the end links to its new ones are left.
     """
     _PROGRAMS.mkdir(parents=True, exist_ok=True)
@@ -52,9 +52,9 @@ def _compiled_programs(config) -> str:
 
 def _forget_old_programs() -> None:
     """All, if they have become many; and the folders of processes that were killed."""
-    if len(os.listdir(_PROGRAMS)) > _MOST_PROGRAMS:
-        shutil.rmtree(_PROGRAMS, ignore_errors=True)
-        _PROGRAMS.mkdir(exist_ok=True)
+    programs = [*_PROGRAMS.glob("[!.]*")]
+    for program in programs if len(programs) > _MOST_PROGRAMS else ():
+        program.unlink(missing_ok=True)  # processes that run keep their own links
     for folder in _PROGRAMS.glob(".*"):
         with contextlib.suppress(OSError):  # another process was quicker
             if time.time() - folder.stat().st_mtime > 24 * 3600:

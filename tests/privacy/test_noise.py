@@ -177,7 +177,7 @@ def test_a_released_bit_compares_integers(dtype, x64):
     rng = np.random.default_rng(0)
     noisy = np.concatenate([rng.integers(-(2**50), 2**50, 2000), rng.integers(-(2**27), 2**27, 4000)])
     noisy[4:9] = [-2, -1, 0, 1, 2]
-    noisy[:4] = 2**53 - 2**31, -(2**53) + 2**31, 2**52 + 1, -(2**52) - 1  # as far as noise of any mechanism goes
+    noisy[:4] = 2**53 - 2**31, -(2**53) + 2**31, 2**52 + 1, -(2**52) - 1  # at the ends to which a threshold is clipped
     near = noisy + rng.choice([-(2**24), -2, -1, 0, 1, 2, 2**24], noisy.shape)
     thresholds = (near / GRID).astype(dtype) * rng.choice([1, 1, 1, -1, 0.5], noisy.shape).astype(dtype)
     thresholds[:4] = np.inf, -np.inf, 3e38, -3e38

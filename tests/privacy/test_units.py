@@ -444,6 +444,7 @@ def test_what_does_not_go_with_units_is_refused(options, message):
         (np.zeros(N, int), "nobody to hide among"),
         (np.repeat([0, 1, 2], [58, 1, 1]), None),
         (np.repeat([0, 1], [30, 30]), None),
+        (np.repeat(np.arange(9), [52, *[1] * 8]), None),  # 7.8 places for each row
         (
             np.repeat(np.arange(11), [50, *[1] * 10]),
             r"the largest unit has 50 of 60 rows.*mean of the 11 units is 5.45",
