@@ -471,6 +471,17 @@ def test_private_units_need_a_private_argument():
         kernel.init(jax.random.key(0), 0, None, (X[:, 0],), {"person": PERSON})
 
 
+@pytest.mark.parametrize("are_counted", [True, False])
+def test_a_number_of_units_that_is_private_is_not_told(are_counted):
+    separated = separate(model, ARGS, KWARGS)
+    grouped = group_rows(separated, "person", ARGS, KWARGS, max_rows_per_unit=N, are_counted=are_counted)
+    other = np.arange(N)
+    with pytest.raises(ValueError, match="this kernel was planned for") as error:
+        grouped.layout(ARGS, KWARGS | {"person": other})
+    numbers = [str(len(np.unique(unit))) for unit in (PERSON, other)]
+    assert re.findall(r"\d+", str(error.value)) == (numbers if are_counted else [])
+
+
 def test_other_units_are_another_query_for_a_noise_seed():
     def settings(unit, person=PERSON):
         kernel = DPPenalty(model, eps=1.0, step_size=0.1, unit=unit, noise_seed=1)
