@@ -18,11 +18,11 @@ from numpyro_dp.model import UnsupportedModelError
 from numpyro_dp.planning import RunPlan, plan
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.rehearsal import Rehearsal, rehearse
-from numpyro_dp.report import PrivacyReport
+from numpyro_dp.report import Posterior, PosteriorWarning, PrivacyReport
 from numpyro_dp.subsampling import FixedBatches, PoissonBatches
 from numpyro_dp.sums import NoisySum, release_sum
 
-__version__ = "0.1.1"
+__version__ = "0.2.0"
 
 __all__ = [
     "DPHMC",
@@ -38,6 +38,8 @@ __all__ = [
     "FixedBatches",
     "NoisySum",
     "PoissonBatches",
+    "Posterior",
+    "PosteriorWarning",
     "Preparation",
     "PrivacyBudget",
     "PrivacyBudgetError",

@@ -61,7 +61,9 @@ def to_arviz(
         "privacy_neighboring_relation": report.neighboring_relation,
         "privacy_unit": report.unit,
         "privacy_guarantee": report.guarantee(),
-        "privacy_posterior": report.posterior,
+        "privacy_posterior": report.posterior.description,
+        "privacy_posterior_trusted": int(report.posterior.trusted),  # netCDF has no truth values
+        "privacy_posterior_reasons": "; ".join(report.posterior.reasons),
         "privacy_report": report.to_json(),
     }
     results.attrs.update(attributes)

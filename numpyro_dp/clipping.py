@@ -12,8 +12,8 @@ at most R, added in any order, are off by at most ``B u / (1 - B u)`` times the 
 (Higham 2002, section 4.2; u the unit roundoff): twice that is kept free, a 2000th of the bound.
 
 **Formal guarantee.** For every parameter value, and for rows of any content (NaN, infinity, 1e30), replacing one row
-changes a `ClippedSum` by at most ``2 * GRID`` steps in L2 norm, adding or removing one by at most ``GRID`` steps; one
-step is ``bound / GRID``.
+changes a `ClippedSum` by at most ``2 * GRID`` steps in L2 norm, adding or removing one, or having it count as 0, by at
+most ``GRID`` steps; one step is ``bound / GRID``.
 
 =====================================  ====================================
 a row whose                            contributes
@@ -71,7 +71,7 @@ class UnclippedSum(NamedTuple):
 
 def sensitivity_steps(neighboring_relation: str) -> int:
     """L2 sensitivity of every `ClippedSum`, in steps of the grid."""
-    return {"replace_one": 2 * GRID, "add_or_remove_one": GRID}[neighboring_relation]
+    return {"replace_one": 2 * GRID, "add_or_remove_one": GRID, "zero_out": GRID}[neighboring_relation]
 
 
 class OwnerIndex(NamedTuple):

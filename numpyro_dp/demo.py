@@ -233,13 +233,13 @@ their public ranges, because the priors refer to that scale.
 """
 
 SURROGATE = """
-What the draws are: DPHMC looked for the posterior with part of the budget, and found by a noisy check that the log
-likelihood is close enough to a quadratic there. With the rest it released that quadratic, once, with noise. The draws
-are NUTS draws of the exact prior times what the release says about the coefficients: its noise is part of the model, so
-the intervals include what the noise adds. No draw looks at the table again: more draws cost nothing.
+What the draws are: DPHMC looked for the posterior with part of the budget, and released the log likelihood there with
+the rest, once, as a quadratic with noise. The last line of the report says whether released numbers vouch for it. The
+draws are NUTS draws of the exact prior times what the release says about the coefficients: its noise is part of the
+model, so the intervals include what the noise adds. No draw looks at the table again: more draws cost nothing.
 """
 OTHER_MODES = """
-What the draws are: the noisy check chose mode '{mode}', see the report's line "posterior". Each draw was paid for.
+What the draws are: those of mode '{mode}', see the report's line "posterior". Each draw was paid for.
 """
 
 

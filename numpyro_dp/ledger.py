@@ -13,6 +13,7 @@ import hashlib
 import math
 import operator
 import os
+import re
 import threading
 import warnings
 import weakref
@@ -42,6 +43,11 @@ def _this_process() -> tuple[int, int]:
     """What tells a process from those that it was forked from: a child may have its parent's number, in a container."""
     return os.getpid(), _forks
 
+
+_COPY = (
+    "this kernel is a copy or was unpickled: it keeps results, not budget, which stays with the original. Make a new "
+    "kernel with a budget of its own"
+)
 
 CLAIM = 1 / 20
 """The part of a plan's releases that a process sets aside at a time; as much may be lost if it crashes."""
@@ -167,6 +173,24 @@ def flat_releases(
         for mechanism, count in zip(kind.mechanisms, kind.counts if counts is None else counts[name], strict=True)
         if count
     )
+
+
+def merged_stages(kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """Kinds that were planned stage by stage, as "bounds 1" and "bounds 2", as one kind each, of several stages.
+
+    :param kinds: of each, `Releases` or counts.
+    """
+    merged: dict[str, Any] = {}
+    for name, kind in kinds.items():
+        name = re.sub(r" \d+$", "", name)
+        before = merged.get(name)
+        if before is None:
+            merged[name] = kind
+        elif isinstance(kind, Releases):
+            merged[name] = Releases(before.mechanisms + kind.mechanisms, before.counts + kind.counts)
+        else:
+            merged[name] = before + kind
+    return merged
 
 
 def require_counts(kinds: Mapping[str, Releases]) -> None:
@@ -351,11 +375,14 @@ class Ledger:
         The choice may follow from what was released before: whatever it is, this stage costs no more than was planned
         for it, so that adaptive composition covers it (Dong, Roth and Su 2022, Theorem 4).
 
-        :raises PrivacyBudgetError: if `kinds` are not Gaussian, cost more, or the reserve is touched or gone.
+        :raises PrivacyBudgetError: if `kinds` are not Gaussian, cost more, or the reserve is touched or gone; or if the
+            budget is not here, but with the original of this copy.
         :raises ValueError: if one of `kinds` has another name's place, or a count that is no count.
         """
         with self._lock:
             plan = self.plan
+            if self.closed:
+                raise PrivacyBudgetError(_COPY)
             if reserve not in plan.kinds or any(self._spent[reserve]):
                 raise PrivacyBudgetError(f"there is no untouched {reserve} in the budget of this kernel")
             if set(kinds) & set(plan.kinds):
@@ -441,10 +468,7 @@ class Ledger:
         :raises PrivacyBudgetError: naming what is left and the ways out.
         """
         if self.closed:
-            raise PrivacyBudgetError(
-                "this kernel is a copy or was unpickled: it keeps results, not budget, which stays with the original. "
-                "Make a new kernel with a budget of its own"
-            )
+            raise PrivacyBudgetError(_COPY)
         plan, spent = self.plan, self._gone()
         short = []
         for name, count in counts.items():

@@ -61,6 +61,7 @@ class MCMC(numpyro_mcmc.MCMC):
                 super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
                 jax.block_until_ready(self._last_state)
             self.sampler.settle()
+            self.sampler.judge(self._states[self._sample_field])
         finally:
             self._jit_model_args = jit_model_args
             # Also after an error or an interrupt. What remains has the shapes that ArviZ needs, and nothing private.
@@ -107,7 +108,7 @@ class MCMC(numpyro_mcmc.MCMC):
             self.progress_bar = progress_bar
 
     def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
-        """NumPyro's table, and under it the privacy report."""
+        """NumPyro's table, and under it the privacy report, whose last line says whether to believe the posterior."""
         super().print_summary(prob, exclude_deterministic)
         print(self.privacy)
 

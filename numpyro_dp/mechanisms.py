@@ -6,8 +6,10 @@ composes any sequence of them. All of them measure noise in one unit,
     ``noise_multiplier = (sd of the noise, or scale of the logistic noise) / sensitivity under the relation in force``,
 
 where the sensitivity of a sum of per-row vectors of norm at most ``B`` is ``2 B`` under ``"replace_one"`` and ``B``
-under ``"add_or_remove_one"``, for sums over batches as for sums over all rows. (dp_accounting counts noise in units
-of ``B`` for all events but one: see `noise_per_row_bound`.)
+under ``"add_or_remove_one"`` and ``"zero_out"``, for sums over batches as for sums over all rows. (dp_accounting counts
+noise in units of ``B`` for all events but one: see `noise_per_row_bound`.) Under ``"zero_out"`` a neighbour has a row
+that counts as 0 in the place of one; what is drawn into a batch is the same, so that a Poisson batch costs what it
+costs under add/remove.
 
 Each mechanism states its *privacy profile*: the smallest ``delta`` at each ``eps >= 0`` over all neighbouring tables
 and everything else that an adversary may choose (the parameters at which the data are asked, the other rows). A pair of
@@ -40,7 +42,19 @@ from numpyro_dp.losses import LossDistribution, Profile, discretized
 NEIGHBORING_RELATIONS = {
     "replace_one": NeighboringRelation.REPLACE_ONE,
     "add_or_remove_one": NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "zero_out": NeighboringRelation.REPLACE_SPECIAL,
 }
+
+
+def size_is_public(relation: str) -> bool:
+    """Whether neighbouring tables have as many rows."""
+    return relation != "add_or_remove_one"
+
+
+def bounds_per_row(relation: str) -> int:
+    """The sensitivity of a sum of rows, over the bound of one row's norm."""
+    return {"replace_one": 2, "add_or_remove_one": 1, "zero_out": 1}[relation]
+
 
 _LARGEST_BLOCK_LOSS = 300.0  # keeps exponentials in range
 _BITS_PER_BLOCK = 128  # more cost less per bit by a fraction of a percent, and take longer: see `LogisticBits`
@@ -220,11 +234,13 @@ class TruncatedPoissonGaussian(Mechanism):
 
 @dataclass(frozen=True)
 class FixedBatchGaussian(Mechanism):
-    """A sum over `batch_size` rows drawn without replacement, with Gaussian noise. ``"replace_one"`` only.
+    """A sum over `batch_size` rows drawn without replacement, with Gaussian noise. Not under add/remove.
 
     Profile: ``rate * delta_G(log(1 + (e^eps - 1) / rate))`` with ``rate = batch_size / num_rows`` and ``delta_G`` the
     profile of the noise on one batch (Balle, Barthe and Gaboardi 2018, Theorem 11), the same in both directions.
-    Rényi curve: Wang, Balle and Kasiviswanathan (2019), Theorem 9, which is looser.
+    Rényi curve: Wang, Balle and Kasiviswanathan (2019), Theorem 9, which is looser. Both compare batches that differ in
+    one row: with and without the row in question a batch has another row in its place. So under ``"zero_out"``, too,
+    the noise on one batch hides ``2 B``.
     """
 
     batch_size: int
@@ -234,25 +250,30 @@ class FixedBatchGaussian(Mechanism):
         super().__post_init__()
         _check_batch(self.batch_size, self.num_rows)
 
+    def _per_replacement(self, relation: str) -> float:
+        """Noise over the distance of two batches that differ in one row."""
+        return self.noise_multiplier * bounds_per_row(relation) / 2
+
     @property
     def rate(self) -> float:
         return self.batch_size / self.num_rows
 
     def check_relation(self, relation: str) -> None:
-        _check_replace_one(self, relation)
+        _check_public_size(self, relation)
 
     def event(self, relation: str) -> DpEvent:
         self.check_relation(relation)
-        noise = GaussianDpEvent(self.noise_multiplier)
+        noise = GaussianDpEvent(self._per_replacement(relation))
         return SampledWithoutReplacementDpEvent(self.num_rows, self.batch_size, noise)
 
     def rdp(self, order: float, relation: str) -> float:
         self.check_relation(relation)
-        return amplified_rdp(Gaussian(self.noise_multiplier).rdp, order, self.rate)
+        return amplified_rdp(Gaussian(self._per_replacement(relation)).rdp, order, self.rate)
 
     def profiles(self, relation: str) -> tuple[Profile, Profile]:
         self.check_relation(relation)
-        return _symmetric(_amplified(functools.partial(_gaussian_delta, shift=1 / self.noise_multiplier), self.rate))
+        shift = 1 / self._per_replacement(relation)
+        return _symmetric(_amplified(functools.partial(_gaussian_delta, shift=shift), self.rate))
 
     def describe(self) -> str:
         return f"Gaussian, batch of {self.batch_size} of {self.num_rows} rows without replacement"
@@ -434,7 +455,7 @@ def noise_per_row_bound(noise_multiplier: float, relation: str) -> float:
     _check(
         relation in NEIGHBORING_RELATIONS, f"unknown neighboring relation {relation!r}: {list(NEIGHBORING_RELATIONS)}"
     )
-    return (2.0 if relation == "replace_one" else 1.0) * noise_multiplier
+    return bounds_per_row(relation) * noise_multiplier
 
 
 # --- Rényi curves ---------------------------------------------------------------------------------------------------
@@ -683,12 +704,21 @@ def check_relation(relation: str) -> None:
     _check(relation in NEIGHBORING_RELATIONS, f"neighboring_relation must be {names}, got {relation!r}")
 
 
+def _check_public_size(mechanism: Mechanism, relation: str) -> None:
+    check_relation(relation)
+    _check(
+        size_is_public(relation),
+        f"{mechanism.describe()}: a batch of fixed size is not private under {relation!r} (adding a row changes the "
+        "number of rows, which this sampling uses): use Poisson batches",
+    )
+
+
 def _check_replace_one(mechanism: Mechanism, relation: str) -> None:
     check_relation(relation)
     _check(
         relation == "replace_one",
-        f'{mechanism.describe()}: a batch of fixed size is private under "replace_one" only (adding a row changes the '
-        f"number of rows, which this sampling uses), got {relation!r}; use Poisson batches for add/remove",
+        f'{mechanism.describe()}: this release is accounted for under "replace_one" only, got {relation!r}; use '
+        "all rows",
     )
 
 

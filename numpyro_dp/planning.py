@@ -37,24 +37,6 @@ FEW_DRAWS, MANY_DRAWS = 4.0, 100.0
 """With fewer effective draws than the one a chain is hopeless, whatever else; with as many as the other it works."""
 MAX_CURVATURE_NOISE = 1.0
 """Relative noise of the curvature, as foreseen, above which a preparation refuses to begin."""
-MAX_UNSEEN = 0.25
-"""Share of the rows that a preparation's search for clip bounds may take for none; with more it refuses to begin.
-
-Of a normal mean at eps = 1 in 30 tables of 1,300 rows (a share of .25), the posterior was off by .4 of its standard
-deviations (root mean square). Before the last release had two parts, it was more than 2 off in 3 of 9 tables of 500
-rows (.64) and 1 of 10 of 800 (.40).
-"""
-DOUBTFUL_UNSEEN = 0.12
-"""Share above which a preparation warns: the search for the posterior may have gone astray, and nothing else may tell.
-
-Of a normal law with unknown mean and scale at eps = 1, of 60 tables each, 8 posteriors were more than 2.5 of their own
-standard deviations off with 2,000 rows (.16), two of them with no other sign of it; 5 with 3,000 rows (.11) and 1 with
-5,000 (.06), all told by the distance of their modes.
-"""
-UNCENTRED = 3.0
-"""A share counts for so much more where the model cannot tell what a clip takes (`numpyro_dp.preparation`)."""
-DOUBTFUL_ERROR = 1.0
-"""The error that is foreseen there, at least: its median was .9 in those tables of 2,000 rows."""
 
 _JUMPS = np.geomspace(1e-4, 8, 400)  # posterior standard deviations
 _STEPS = np.geomspace(1e-5, 2, 40)
@@ -262,15 +244,6 @@ def released_error(size: int, num_rows: float, rho: float) -> float:
     return 3 * math.sqrt(2 * size / (0.5 * num_rows * rho))
 
 
-def unseen_rows(rho: float, num_counts: int, no_rows: float) -> float:
-    """How many rows beyond a bound a search by so many noisy counts takes for none.
-
-    :param rho: of all counts together.
-    :param no_rows: standard deviations of a count that are taken for no rows.
-    """
-    return no_rows * math.sqrt(num_counts / (2 * rho))
-
-
 def walk_draws(slope: float, size: int, rho: float) -> float:
     """How many independent draws a penalty random walk is worth, however many steps share `rho`.
 
@@ -349,11 +322,7 @@ def _outlooks(n: float, d: int, rho: float, slope: float, power: float, run: _Ru
     counted = n / power
     released = released_error(d, counted, rho)
     walk = walk_draws(TYPICAL_CLIP * tight_slope(n, d, power), d, 0.7 * rho)
-    # As many counts as a preparation's last search has, and its share.
-    unseen = unseen_rows(0.024 * rho, 14, 4.0) / n
-    if unseen > DOUBTFUL_UNSEEN:
-        released = max(released, DOUBTFUL_ERROR)
-    if unseen > MAX_UNSEEN or curvature_noise(d, counted, rho) > MAX_CURVATURE_NOISE:  # it would refuse
+    if curvature_noise(d, counted, rho) > MAX_CURVATURE_NOISE:  # it would refuse
         released, walk = max(released, 2 * ROUGH_ERROR), 0.0
     tau = accounting.noise_multiplier_for(rho, run.iterations)
     half = accounting.noise_multiplier_for(rho / 2, run.iterations)

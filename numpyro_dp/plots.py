@@ -265,7 +265,7 @@ def plot_noise(mcmc: Any) -> "Figure":
     :param mcmc: a `numpyro_dp.MCMC` that has run with ``extra_fields=("noise_scale",)``.
     :raises ValueError: if that field was not collected, or the kernel has no noisy log ratio.
     """
-    kinds = [kind for name, kind in mcmc.privacy.kinds.items() if name in ("ratio", "residual", "statistics")]
+    kinds = [kind for name, kind in mcmc.privacy.kinds.items() if name in ("ratio", "statistics")]
     if not kinds or isinstance(kinds[0].mechanisms[0], LogisticBit | BarkerBatch):
         raise ValueError(
             f"this {mcmc.privacy.kernel} run has no noisy log ratio to draw: that is of DPPenalty, DPExponentialFamily "
@@ -300,7 +300,7 @@ def _noise_alone(noise: np.ndarray) -> np.ndarray:
     return 2 * ndtr(-noise / 2)
 
 
-_OF_CHAINS = ("ratio", "grad", "residual", "statistics")
+_OF_CHAINS = ("ratio", "grad", "statistics")
 """Kinds of release that chains make, iteration by iteration; preparations make the others before."""
 
 

@@ -14,6 +14,35 @@ from numpyro_dp import accounting
 from numpyro_dp.ledger import Releases, flat_releases
 
 
+class PosteriorWarning(UserWarning):
+    """Released numbers do not vouch for a posterior. Privacy is not concerned: `mcmc.privacy.posterior` says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Posterior:
+    """What draws are draws of, and whether released numbers vouch for them.
+
+    :ivar description: what the draws are draws of.
+    :ivar reasons: why released numbers do not vouch for them; empty if they do.
+    """
+
+    description: str
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def trusted(self) -> bool:
+        """Whether there is no reason for doubt. Each number that is looked at has noise: see the docs for how often
+        this is wrong, either way."""
+        return not self.reasons
+
+    def __str__(self) -> str:
+        return self.description
+
+    def verdict(self) -> str:
+        """One line: whether to believe it, and why not."""
+        return "vouched for by released numbers" if self.trusted else f"NOT TO BE TRUSTED: {'; '.join(self.reasons)}"
+
+
 @dataclasses.dataclass(frozen=True)
 class PrivacyReport:
     """What a run guarantees, what it released, and what the guarantee rests on. Holds nothing private.
@@ -31,7 +60,7 @@ class PrivacyReport:
     :ivar private_arguments: arguments whose rows are protected.
     :ivar dropped_sites: deterministic sites left out of the samples, with the reason.
     :ivar noise: where the noise came from.
-    :ivar posterior: what the draws are draws of.
+    :ivar posterior: what the draws are draws of, and whether released numbers vouch for them.
     :ivar assumptions: what the guarantee and the posterior rest on.
     """
 
@@ -50,7 +79,7 @@ class PrivacyReport:
     private_arguments: tuple[str, ...]
     dropped_sites: Mapping[str, str]
     noise: str
-    posterior: str
+    posterior: Posterior
     assumptions: tuple[str, ...]
     kernel: str
 
@@ -139,6 +168,7 @@ class PrivacyReport:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name in ("kinds", "made", "clips"):
             del fields[name]
+        fields["posterior"] = {**vars(self.posterior), "trusted": self.posterior.trusted}
         fields |= {name: getattr(self, name) for name in ("releases", "rho", "rho_spent", "eps_spent")}
         if self.private:
             fields["comparison"] = self.comparison()
@@ -153,7 +183,11 @@ class PrivacyReport:
         if not self.private:
             noisy = any(release["noise_multiplier"] for release in self.releases.values())
             return f"NOT PRIVATE: {'too little noise for a finite eps' if noisy else 'run without noise'} (eps = inf)"
-        relation = {"replace_one": "replacing one", "add_or_remove_one": "adding or removing one"}
+        relation = {
+            "replace_one": "replacing one",
+            "add_or_remove_one": "adding or removing one",
+            "zero_out": "zeroing out one",
+        }
         return (
             f"({round_up(self.eps, 6)}, {round_up(self.delta, 3)})-differentially private with respect to "
             f"{relation[self.neighboring_relation]} {self.unit}"
@@ -189,6 +223,7 @@ class PrivacyReport:
         for name, reason in self.dropped_sites.items():
             lines.append(f"  left out     site '{name}' ({reason})")
         lines += [f"  assumes      {assumption}" for assumption in self.assumptions]
+        lines.append(f"  verdict      {self.posterior.verdict()}")
         return "\n".join(textwrap.fill(line, 110, subsequent_indent=" " * 15) for line in lines)
 
 

@@ -33,6 +33,7 @@ from numpyro_dp.mechanisms import (
     Mechanism,
     PoissonGaussian,
     TruncatedPoissonGaussian,
+    size_is_public,
 )
 
 OVERFLOW = 1e-40
@@ -169,10 +170,10 @@ class FixedBatches:
 
         :raises ValueError: with the way out.
         """
-        if neighboring_relation != "replace_one":
+        if not size_is_public(neighboring_relation):
             raise ValueError(
-                "batches of a fixed size need neighboring_relation='replace_one': with a row more or less the rate "
-                "itself would change. Use PoissonBatches(rate=...)"
+                "batches of a fixed size need a public number of rows (neighboring_relation='replace_one'): with a row "
+                "more or less the rate itself would change. Use PoissonBatches(rate=...)"
             )
         if self.batch_size > num_rows:
             raise ValueError(f"batch_size is {self.batch_size}, but there are only {num_rows} rows")

@@ -20,7 +20,7 @@ from numpyro_dp.budget import PrivacyBudget
 from numpyro_dp.clipping import ClippedSum, clipped_sum, require_correct_sums
 from numpyro_dp.isolation import describe_hazard, hazards
 from numpyro_dp.ledger import Ledger, PrivacyBudgetError, Request, Wanted, plan_for_budget
-from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Gaussian
+from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Gaussian, size_is_public
 from numpyro_dp.noise import GridNoise, NoiseSource, in_real_units, noise_scale, release
 from numpyro_dp.outside import iterator_problems, read_outside
 from numpyro_dp.tracing import array_constants, print_problems
@@ -102,7 +102,7 @@ def release_sum(
         wanted={"sum": Wanted(lambda multiplier: (Gaussian(multiplier),), (1,))},
         num_iterations=1,
         num_chains=1,
-        num_rows=num_rows if neighboring_relation == "replace_one" else None,
+        num_rows=num_rows if size_is_public(neighboring_relation) else None,
     )
     if budget is not None:
         budget.require(plan)
@@ -111,7 +111,7 @@ def release_sum(
     noise = drawn["sum"].noise
     if not granted or noise is None:
         raise PrivacyBudgetError("the budget of this table does not allow this sum. Nothing was released")
-    same_places = neighboring_relation == "replace_one"
+    same_places = size_is_public(neighboring_relation)
     sum_rows = partial(clipped_sum, function, bound=bound, width=math.prod(shape), fixed_places=same_places)
     total = jax.jit(sum_rows)(arrays)
     assert isinstance(total, ClippedSum)
@@ -136,7 +136,7 @@ def _as_arrays(per_row: Callable, rows: tuple, relation: str) -> tuple[jax.Array
                 "several processes share this table, and each would draw noise of its own: use one process"
             )
     named = name_leaves(per_row, rows, {})
-    if relation == "add_or_remove_one":  # then there may be none
+    if not size_is_public(relation):  # then there may be none
         named = [replace(a, shape=(1, *a.row_shape)) for a in named]
     if problems := list(argument_problems(named, rows, {})):
         raise ValueError("; ".join(problems))
@@ -154,7 +154,7 @@ def _check(bound: float, eps: float, delta: float | None, relation: str, num_row
     if not SMALLEST_BOUND <= bound <= 1 / SMALLEST_BOUND:
         raise ValueError(f"bound must lie between {SMALLEST_BOUND:g} and {1 / SMALLEST_BOUND:g}, got {bound!r}")
     if delta is None:
-        if relation != "replace_one":
+        if not size_is_public(relation):
             raise ValueError("under 'add_or_remove_one' the number of rows is private: give delta, a public number")
         delta = 0.1 / num_rows
     if not 0 < delta < 1:
@@ -188,7 +188,7 @@ def _checked(
     if len(result.shape) > 1:
         problems.append(f"per_row must give a number or a vector, and gives shape {result.shape}: ravel it")
     size = arrays[0].shape[0]
-    if relation == "replace_one" and size > 1:  # else a refusal would tell how many rows there are
+    if size_is_public(relation) and size > 1:  # else a refusal would tell how many rows there are
         shapes = [*array_constants(closed), *(item.shape for item in outside)]
         if any(size in shape for shape in shapes):
             problems.append("per_row closes over an array as long as the table: pass it in `rows`")

@@ -45,7 +45,7 @@ from numpyro_dp.kernels.barker_correction import (
 from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Step, Transition, only
 from numpyro_dp.kernels.random_walk import RandomWalk
 from numpyro_dp.kernels.target import Draw, PrivateTarget
-from numpyro_dp.mechanisms import BarkerBatch, LogisticBit, Mechanism
+from numpyro_dp.mechanisms import BarkerBatch, LogisticBit, Mechanism, bounds_per_row
 from numpyro_dp.subsampling import AllRows, Batches, FixedBatches
 
 CORRECTIONS: dict[str, Callable[[float], Correction | ExponentialCorrection]] = {
@@ -156,7 +156,7 @@ class DPBarker(RandomWalk, DPKernel):
             of_sum = 8 * size * float(jnp.finfo(noise_multiplier.dtype).eps)
             of_noise = 40 / GRID * noise_multiplier * math.sqrt((self._variance or 0.0) * size)
             return math.sqrt(size) / (noise_multiplier * power * num_rows * (1 + of_sum + of_noise))
-        per_row = {"replace_one": 2, "add_or_remove_one": 1}[self._neighboring_relation]
+        per_row = bounds_per_row(self._neighboring_relation)
         scale = 1.0 if self._variance is None else math.sqrt(self._variance)
         return scale / (per_row * noise_multiplier * power)
 
@@ -167,7 +167,7 @@ class DPBarker(RandomWalk, DPKernel):
             return bound
         if isinstance(self._batches, FixedBatches):
             return f"{bound}; tempered rows are clipped at {1 / multiplier:.4g} sqrt(batch_size) / n"
-        per_row = {"replace_one": 2, "add_or_remove_one": 1}[self._neighboring_relation]
+        per_row = bounds_per_row(self._neighboring_relation)
         scale = 1.0 if self._variance is None else math.sqrt(self._variance)
         return f"{bound}; tempered rows are clipped at {scale / (per_row * multiplier):.4g}"
 

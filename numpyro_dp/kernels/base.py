@@ -37,14 +37,15 @@ from numpyro_dp.ledger import (
     Request,
     Wanted,
     flat_releases,
+    merged_stages,
     plan_for_budget,
     plan_for_noise,
 )
-from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Gaussian, Mechanism
+from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Gaussian, Mechanism, size_is_public
 from numpyro_dp.model import SeparableModel, released_model, separate
 from numpyro_dp.noise import GridNoise, NoiseSource
 from numpyro_dp.planning import FEW_DRAWS, most_draws, tight_slope
-from numpyro_dp.report import PrivacyReport, round_up
+from numpyro_dp.report import Posterior, PrivacyReport, round_up
 from numpyro_dp.sharding import Layout, layout_of
 from numpyro_dp.subsampling import AllRows, Batch, Batches, as_batches
 from numpyro_dp.units import group_rows, require_same_groups
@@ -128,7 +129,10 @@ class KernelOptions(TypedDict, total=False):
         bounds refer to the rows before tempering.
     :param n0: instead of `power`: the rows count as if there were `n0` of them (a c-posterior, Miller and Dunson 2019),
         ``power = n0 / n``.
-    :param neighboring_relation: ``"replace_one"`` (n is public) or ``"add_or_remove_one"``.
+    :param neighboring_relation: which tables are neighbours: a row has other values (``"replace_one"``; n is public), a
+        row is there or not (``"add_or_remove_one"``; n is private), or a row counts as nothing (``"zero_out"``; n is
+        public). The last is weaker than the first: what a person's row says is hidden behind their having said nothing,
+        not behind whatever they might have said; two answers differ by up to ``2 eps``.
     :param num_iterations: iterations of one chain, warmup included, that the budget is for. `numpyro_dp.MCMC` knows;
         ``numpyro.infer.MCMC`` does not. Give more than a run needs to keep budget for later runs.
     :param num_chains: chains that the budget is for; as `num_iterations`.
@@ -502,6 +506,7 @@ class DPKernel(MCMCKernel, Algorithm):
         if self._described is None or not self._ledger.committed:
             raise RuntimeError("there is no guarantee yet: it is fixed when the run starts. Call `run` first")
         plan = self._ledger.plan
+        kinds = merged_stages(plan.kinds)
         return PrivacyReport(
             eps=plan.eps,
             delta=plan.delta,
@@ -509,13 +514,13 @@ class DPKernel(MCMCKernel, Algorithm):
             num_rows=plan.num_rows,
             num_chains=plan.num_chains,
             num_iterations=plan.num_iterations,
-            kinds=dict(plan.kinds),  # a reader who changes theirs must not change the plan
-            made=self._ledger.spent(),
-            clips={kind: self._describe_clip(kind) for kind in plan.kinds},
+            kinds=kinds,  # a reader who changes theirs does not change the plan
+            made=merged_stages(self._ledger.spent()),
+            clips={kind: self._describe_clip(kind) for kind in kinds},
             noise=self._describe_noise(plan),
             assumptions=self._assumptions(plan),
             kernel=type(self).__name__,
-            posterior=self._describe_posterior(),
+            posterior=Posterior(self._describe_posterior(), tuple(self._doubts())),
             **self._described,
         )
 
@@ -533,14 +538,14 @@ class DPKernel(MCMCKernel, Algorithm):
     @property
     def _table_size_is_public(self) -> bool:
         """Whether neighbouring tables have as many rows: not if one unit may be added, or may have more of them."""
-        return self._neighboring_relation == "replace_one" and self._max_rows_per_unit is None
+        return size_is_public(self._neighboring_relation) and self._max_rows_per_unit is None
 
     def _describe_unit(self, separated: SeparableModel) -> str:
         row = "row of " + (f"plate '{separated.row_plate}'" if separated.row_plate else "the table")
         if self._unit is None:
             return row
         name = f"unit '{self._unit}'" if isinstance(self._unit, str) else "unit"
-        units = f"{separated.num_rows} units" if self._neighboring_relation == "replace_one" else "units"
+        units = f"{separated.num_rows} units" if size_is_public(self._neighboring_relation) else "units"
         if self._max_rows_per_unit is None:
             return f"{name} with all of its rows ({units}, with up to {separated.rows_per_unit} rows each)"
         return (
@@ -571,6 +576,16 @@ class DPKernel(MCMCKernel, Algorithm):
         """What the draws are draws of."""
         tempered = "" if self._n0 is None and self._given_power == 1 else "tempered "
         return f"a chain on the {tempered}posterior; see what it assumes"
+
+    def _doubts(self) -> list[str]:
+        """Why released numbers do not vouch for the posterior."""
+        return ["no release looked whether clip bounds and step sizes suit the rows (`prepare=False`)"]
+
+    def judge(self, draws: Any) -> None:
+        """Look at the draws of a finished run, and warn if released numbers do not vouch for the posterior.
+
+        :param draws: a tree of arrays, chains and draws leading.
+        """
 
     def _describe_exactness(self) -> str:
         """On what the posterior rests, as far as this kernel's approximations go."""
@@ -640,11 +655,11 @@ class DPKernel(MCMCKernel, Algorithm):
                 f"rows of a unit beyond the first {self._max_rows_per_unit} are left out: the posterior is that of the "
                 "others"
             )
-            if plan.neighboring_relation == "replace_one":
+            if size_is_public(plan.neighboring_relation):
                 assumptions.append("the number of units is public; which rows belong to which unit is private")
         elif self._unit is not None:
             assumptions.append("which rows belong to which unit is public")
-        elif plan.neighboring_relation == "replace_one":
+        elif size_is_public(plan.neighboring_relation):
             assumptions.append("the number of rows is public")
         return tuple(assumptions)
 
@@ -677,7 +692,7 @@ class DPKernel(MCMCKernel, Algorithm):
             "wanted": self._wanted(n, planned, num_chains),
             "num_iterations": planned,
             "num_chains": num_chains,
-            "num_rows": n if self._neighboring_relation == "replace_one" else None,
+            "num_rows": n if size_is_public(self._neighboring_relation) else None,
         }
         if self._eps is not None:
             plan = plan_for_budget(eps=self._eps, **common)
@@ -808,7 +823,7 @@ class DPKernel(MCMCKernel, Algorithm):
             if owners is not None and self._n0 is not None:
                 raise ValueError("n0 needs the number of rows of all owners, which is not known here: give power")
             return owners
-        if self._neighboring_relation != "replace_one":
+        if not size_is_public(self._neighboring_relation):
             raise ValueError("an index of owners tells n, which is private under 'add_or_remove_one'")
         index = np.asarray(owners)
         if index.ndim != 1 or not np.issubdtype(index.dtype, np.integer) or index.size == 0 or index.min() < 0:
@@ -970,7 +985,7 @@ class DPKernel(MCMCKernel, Algorithm):
         if self._step_size is not None:
             return self._step_size
         # The width of a posterior whose rows each have information of about 1.
-        return 1 / math.sqrt(self._power(num_rows) * num_rows) if self._neighboring_relation == "replace_one" else 0.01
+        return 1 / math.sqrt(self._power(num_rows) * num_rows) if size_is_public(self._neighboring_relation) else 0.01
 
     def _flat_mass_matrix(self, separated: SeparableModel, dtype) -> jax.Array | None:
         """The user's inverse mass matrix over the flat parameter vector: (d,), or (d, d) with `dense_mass`."""
@@ -1032,7 +1047,7 @@ class DPKernel(MCMCKernel, Algorithm):
             options = self._row_plate, self._private_args, self._table_size_is_public
             separated = separate(self._model, args, kwargs, *options)
             if self._unit is not None:
-                are_counted = self._neighboring_relation == "replace_one"
+                are_counted = size_is_public(self._neighboring_relation)
                 separated = group_rows(separated, self._unit, args, kwargs, self._max_rows_per_unit, are_counted)
                 self._unit_hash = separated.identity
             self._separated[_signature(args, kwargs)] = separated

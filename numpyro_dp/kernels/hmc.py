@@ -1,7 +1,7 @@
 """DP-HMC: on a private surrogate of the likelihood, or on noisy clipped gradients (Räisä et al. 2021).
 
-By default `DPHMC` prepares itself privately and continues as `numpyro_dp.kernels.chains` says. The rest of this module
-is the sampler without preparation: Hamiltonian proposals from noisy clipped gradients, and the penalty test.
+By default `DPHMC` prepares itself privately and continues as `numpyro_dp.preparation` says. The rest of this module is
+the sampler without preparation: Hamiltonian proposals from noisy clipped gradients, and the penalty test.
 
 The integrator sees ``G(z) = sum_i clip(grad log p(x_i | z), clip_grad) + noise + grad log p(z)``, with fresh noise at
 each call, and the end point is tested as in `numpyro_dp.kernels.penalty`. Kicks by a symmetric random amount and drifts
@@ -56,9 +56,8 @@ class DPHMC(PreparedKernel):
     """Differentially private Hamiltonian Monte Carlo.
 
     With nothing but a model and `eps`, it finds the posterior privately, releases the likelihood once as a noise-aware
-    quadratic in the coordinates in which the parameters meet the data, and runs NUTS on that and the exact prior; or,
-    where a check finds the likelihood too far from a quadratic, one of the other chains of `numpyro_dp.kernels.chains`.
-    `prepared` says what was found.
+    quadratic in the coordinates in which the parameters meet the data, and runs NUTS on that and the exact prior.
+    `prepared` says what was found, and `MCMC.privacy.posterior` whether to believe it.
 
     **Formal guarantee.** Everything that is released is ``(eps, delta)``-DP under `neighboring_relation`. Prepared: the
     releases of `numpyro_dp.preparation` and of the chain, adaptively chosen Gaussian mechanisms of fixed total cost

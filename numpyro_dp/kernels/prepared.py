@@ -1,8 +1,7 @@
 """Kernels that prepare themselves privately before a chain runs.
 
 The preparation (`numpyro_dp.preparation`) finds where the posterior is and how far it is from Gaussian in the
-coordinates in which the parameters meet the data. By released numbers only it then chooses one of the chains in
-`numpyro_dp.kernels.chains`.
+coordinates in which the parameters meet the data. One of the chains in `numpyro_dp.preparation.chains` follows.
 """
 
 import dataclasses
@@ -20,55 +19,47 @@ from jax import random
 from numpyro.infer.initialization import init_to_sample
 from numpyro.util import is_prng_key
 
-from numpyro_dp import accounting
 from numpyro_dp.accounting import noise_multiplier_for
 from numpyro_dp.cut import Cut, find_cut
 from numpyro_dp.kernels.base import Algorithm, DPKernel, DPState
-from numpyro_dp.kernels.chains import CHAINS, Chain, Prepared
-from numpyro_dp.kernels.survey import Frame, Survey
-from numpyro_dp.kernels.target import Draw, Grid
-from numpyro_dp.ledger import PrivacyBudgetError, Releases, Request, Wanted, flat_releases
-from numpyro_dp.mechanisms import Gaussian, Mechanism
+from numpyro_dp.kernels.target import Grid
+from numpyro_dp.ledger import PrivacyBudgetError, Releases, Wanted
+from numpyro_dp.mechanisms import Gaussian, Mechanism, bounds_per_row
 from numpyro_dp.model import SeparableModel
-from numpyro_dp.noise import GridNoise
-from numpyro_dp.planning import DOUBTFUL_UNSEEN, UNCENTRED, walk_draws
-from numpyro_dp.preparation import (
-    NARROW,
-    Check,
-    NormalPrior,
-    Preparation,
-    Round,
-    check,
-    final_releases,
-    final_stages,
-    find_mirror,
-    locate,
-    preparation_releases,
-    require_hope,
-    require_sight,
-    rough_normal,
-    start_near,
-    unseen_share,
-    warn_if_blurred,
-)
+from numpyro_dp.preparation.chains import CHAINS, Chain, Prepared
+from numpyro_dp.preparation.derivatives import Survey, has_kinks, is_centred
+from numpyro_dp.preparation.fund import RESERVE, Fund, Wish
+from numpyro_dp.preparation.last_release import last_bounds, last_releases, recentred
+from numpyro_dp.preparation.options import Preparation, require_hope, warn_if_blurred
+from numpyro_dp.preparation.search import Found, NormalPrior, place_of, rough_normal, search
+from numpyro_dp.preparation.start import start_near
+from numpyro_dp.preparation.verdict import FIT_SHARE, check, find_mirror, reasons, unmixed
+from numpyro_dp.report import PosteriorWarning
 from numpyro_dp.sharding import Layout
 from numpyro_dp.symmetry import Symmetry, find_symmetries
+from numpyro_dp.synthetic import synthetic_rows
 
-RESERVE = "reserve"
 SLOPE_GRID = Grid(2.0**0.5, 6)
 PRIOR_DRAWS = 1000
-FINAL = ("final bounds", "final curvature", "final gradient")
-ENOUGH_DRAWS = 100
-FAR = 4.0
-"""Distance of the surrogate's mode above which a warning is due."""
-QUADRATIC = 0.15
-"""Spread of the residuals, in log density, below which nothing is better than a quadratic."""
-CURVED = 0.25
-"""Spread above which a warning is due where nothing better than a quadratic can be paid for."""
-DISAGREE = 0.25
-"""Disagreement of the released curvatures, where the posterior's precision is about 1, above which a warning is due."""
 
 
+_BEGUN = (
+    "the preparation was begun before and did not end, and its budget is spent: make a new kernel, whose eps adds to "
+    "this one's"
+)
+_CLIPS = {
+    "count": "one for each row",
+    "scales": "counts of rows",
+    "bounds": "counts of rows",
+    "derivatives": "clip bounds from the released counts",
+    "line search": "each row's rise clipped to the linear part's bound",
+    "last release": "clip bounds by n, the number of coordinates, and eps",
+    "fit bound": "counts of rows",
+    "fit": "clip bounds from the released counts",
+    "slope": "counts of rows",
+    "ratio": "per unit of distance in whitened coordinates, from the released counts",
+    RESERVE: "not spent",
+}
 _OTHER_PUBLIC = (
     "this kernel was prepared with another model or other public arguments, on which its coordinates and its prior "
     "rest: make a new kernel, whose eps adds to this one's, or pass the same values"
@@ -79,17 +70,17 @@ class PreparedKernel(DPKernel):
     """A private kernel that prepares itself, unless told not to.
 
     :param prepare: how; None for a kernel without.
-    :param noise_aware: whether draws carry the uncertainty that one-off noise adds (mode "surrogate", "residual").
+    :param noise_aware: whether draws carry the uncertainty that one-off noise adds (mode "surrogate").
     """
 
     def __init__(self, *args: Any, prepare: Preparation | None, noise_aware: bool = True, **options: Any):
         self._preparation, self._noise_aware = prepare, noise_aware
-        self._resolved: Preparation | None = None  # with all shares, once the size of the table is known
         self._strategy_given = options.get("init_strategy") is not None
         self._chain: Chain | None = None
         self._public: list | None = None  # the public arguments that it was prepared with
         self._public_hash: str | None = ""  # of them, for whoever resumes a pickled kernel
         self._result: Prepared | None = None
+        self._of_draws: list[str] = []  # doubts about a finished run
         super().__init__(*args, **options)
 
     @property
@@ -108,28 +99,12 @@ class PreparedKernel(DPKernel):
     def _wanted(self, num_rows: int, num_iterations: int, num_chains: int) -> dict[str, Wanted]:
         if self._preparation is None:
             return super()._wanted(num_rows, num_iterations, num_chains)
-        known = num_rows if self._neighboring_relation == "replace_one" else None
-        delta = 0.1 / num_rows if self._delta is None else self._delta
-        rho = accounting.gaussian_rho(cast(float, self._eps), delta)
-        self._resolved = self._preparation.resolved(self._num_params, known, self._power(num_rows), rho)
-        wanted = {}
-        for kind, (counts, shares) in preparation_releases(self._resolved).items():
-            # A stage's noise multiplier, if the stage alone were to cost its share of a rho of 1/2.
-            relative = tuple(math.sqrt(count / share) for count, share in zip(counts, shares, strict=True))
-            wanted[kind] = Wanted(_Scaled(relative), counts, math.fsum(shares))
-        wanted[RESERVE] = Wanted(_Scaled((1.0,)), (1,), self._resolved.reserve)
-        return wanted
+        return {RESERVE: Wanted(_gaussian, (1,))}
 
     def _describe_clip(self, kind: str) -> str:
         if self._preparation is None:
             return super()._describe_clip(kind)
-        if kind in ("bounds", "final bounds", "slope", "check bound"):
-            return "counts of rows"
-        if kind == "line search":
-            return "each row's rise clipped to the linear part's bound"
-        if kind in ("ratio", "residual") and self._result is not None and self._result.slope is not None:
-            return f"clipped to {self._result.slope:.3g} per unit of distance in whitened coordinates"
-        return "clip bounds from the released counts"
+        return _CLIPS.get(kind, "")
 
     def _describe_exactness(self) -> str:
         if self._preparation is None:
@@ -137,7 +112,6 @@ class PreparedKernel(DPKernel):
         where = {
             "surrogate": "the log likelihood is close to a quadratic in the coordinates of the release, and few rows' "
             "gradients are clipped",
-            "residual": "no row's residual is clipped",
             "walk": "no row's log ratio is clipped",
         }
         known = "not known yet" if self._result is None else where[self._result.mode]
@@ -161,15 +135,30 @@ class PreparedKernel(DPKernel):
         found = f"mode '{result.mode}': "
         found += {
             "surrogate": f"NUTS draws of {released}. More draws cost nothing",
-            "residual": f"a chain on {released}, times the rows' residuals, by an exact test on each",
             "walk": "a chain on the posterior, by an exact test on each proposal",
         }[result.mode]
-        if result.check is not None:
-            found += (
-                f". By the check, the log likelihood is {result.check.spread:.2g} from a quadratic (noise of the check "
-                f"{result.check.scale:.1g})"
+        return found
+
+    def _doubts(self) -> list[str]:
+        if self._preparation is None:
+            return super()._doubts()
+        if self._result is None:
+            return ["the preparation did not end"]
+        found = [] if self._result.check is None else reasons(self._result.check)
+        if (mirror := self._result.mirror) is not None:
+            apart = f"about {mirror.distance:.0f}" if mirror.distance < 1000 else "more than 1,000"
+            found.append(
+                f"prior and likelihood are the same where {mirror.what}: the posterior has a hump for each, {apart} of "
+                "its standard deviations apart, and the draws show one of them. Say in the model which is which (by a "
+                "prior that is ordered or positive), or use only what is the same at both"
             )
-        return ". It may be off: ".join([found, *_doubts(result)])
+        return found + self._of_draws
+
+    def judge(self, draws: Any) -> None:
+        self._of_draws = [] if self._preparation is None else unmixed(draws)
+        if self._preparation is None or self._preparation.force or not (doubts := self._doubts()):
+            return
+        warnings.warn(f"the posterior may be off: {'; '.join(doubts)}", PosteriorWarning, stacklevel=3)
 
     # -- The preparation ---------------------------------------------------------------------------------------------
 
@@ -178,14 +167,14 @@ class PreparedKernel(DPKernel):
             self._take_up(model_args, model_kwargs)
         super().require_budget(num_iterations, num_chains, model_args, model_kwargs, planned, start)
         plan = self._ledger.plan
-        if self._preparation is None or self._chain is not None or self._preparation.mode == "surrogate":
+        if self._preparation is None or self._chain is not None or self._preparation.mode != "walk":
             return
         if num_iterations * num_chains > plan.num_iterations * plan.num_chains:
             raise PrivacyBudgetError(
                 f"the privacy budget (eps={plan.eps:g}) is planned for {plan.num_chains} chain(s) of "
-                f"{plan.num_iterations} iterations. Should the preparation choose a chain whose iterations cost, that "
-                f"does not allow {num_chains} chain(s) of {num_iterations}. Nothing was released. Give the kernel the "
-                "`num_iterations` and `num_chains` that the run needs, or `prepare=Preparation(mode='surrogate')`"
+                f"{plan.num_iterations} iterations. For a walk, whose iterations cost, that does not allow "
+                f"{num_chains} chain(s) of {num_iterations}. Nothing was released. Give the kernel the "
+                "`num_iterations` and `num_chains` that the run needs"
             )
 
     def _check_arguments(self, model_args: tuple, model_kwargs: dict) -> None:
@@ -231,9 +220,6 @@ class PreparedKernel(DPKernel):
             self._result = prepared
             self._public = self._public_leaves(model_args, model_kwargs)
             self._public_hash = _hash(self._public)
-            # Now that what was paid for is kept: a warning may be an error.
-            for doubt in () if search.options.force else _doubts(prepared):
-                warnings.warn(f"the posterior may be off: {doubt}", RuntimeWarning, stacklevel=2)
         self._chain.num_warmup = getattr(self, "_num_warmup", 0)
 
     def _settings(self) -> list[tuple[str, Any]]:
@@ -248,59 +234,88 @@ class PreparedKernel(DPKernel):
 
         :raises PrivacyBudgetError: if there is no hope for a useful answer, or a search was begun before.
         """
-        options, plan = self._resolved, self._ledger.plan
+        options, plan = self._preparation, self._ledger.plan
         assert options is not None
         cut = _cut_of_units(separated, args, kwargs)
+        if RESERVE not in plan.kinds:
+            raise PrivacyBudgetError(_BEGUN)
         if not options.force and plan.num_rows is not None:
-            rho, counted = _rho(plan.kinds), plan.num_rows / self._power(separated.num_rows)
+            rho, counted = Fund(self._ledger).left, plan.num_rows / self._power(separated.num_rows)
             require_hope(cut.size, counted, rho, options, plan.eps)
-            require_sight(plan.num_rows, rho, options, plan.eps)
             warn_if_blurred(cut.size, counted, rho, options, plan.eps)
-        counts = {kind: sum(shares.counts) for kind, shares in preparation_releases(options).items()}
-        self._ledger.require(counts, 1, None, "the preparation")
-        survey = Survey(self._target(separated, args, kwargs), cut)
-        survey.require_derivatives()
+        self._ledger.require({RESERVE: 1}, 1, None, "the preparation")
         z_draws = self._prior_draws(separated, args, kwargs)
+        target = self._target(separated, args, kwargs)
+        # Outcomes that are drawn tell the information, but only where rows have public places.
+        is_smooth = is_centred(cut, target) or not _has_kinks(separated, args, kwargs, z_draws)
+        survey = Survey(target, cut, is_smooth)
+        survey.require_derivatives()
         z_prior = rough_normal(z_draws)
         guess = self._public_guess(separated, z_prior)
         prior = rough_normal(_map(cut.coordinates, z_draws))
-        near = prior if guess is None else rough_normal(_map(cut.coordinates, guess))
+        near = rough_normal(_map(cut.coordinates, z_draws if guess is None else guess))
+        if guess is None:
+            near = near._replace(mean=_map(cut.coordinates, place_of(z_draws)[None])[0])
         return _Search(options, survey, z_prior, prior, near, find_symmetries(separated, args, kwargs, z_draws))
 
-    def _search(self, search: "_Search") -> Prepared:
+    def _search(self, begun: "_Search") -> Prepared:
         """Ask the table, and decide by its noisy answers."""
-        options, survey, z_prior, prior, near, _ = search
-        cut, rho = survey.cut, _rho(self._ledger.plan.kinds)
-        frame, rounds = locate(survey, near, self._draw_for, options, rho)
-        found = check(survey, frame, rounds[-1], self._draw_for)
-        mode = options.mode or self._choose(found, rounds[-1], options.reserve * rho, survey.power)
-        self._ledger.assign(RESERVE, self._spend(mode, options))
-        surrogate, last, distance, disagreement = None, rounds[-1], None, None
-        if mode != "walk":
-            final = _rho({kind: self._ledger.plan.kinds[kind] for kind in FINAL})
-            surrogate, last, distance, disagreement = final_releases(
-                survey, frame, rounds, prior, self._draw_for, options, final, mode == "residual"
-            )
-            frame = surrogate.frame
-        slope, step = self._proposals(mode, survey, frame, last.bounds) if mode != "surrogate" else (None, 1.0)
-        start, covariance = start_near(cut, frame, surrogate, z_prior)
-        mirror = None if surrogate is None else find_mirror(search.symmetries, cut, surrogate, start)
+        options, survey, z_prior, prior, near, symmetries = begun
+        fund, cut = Fund(self._ledger), survey.cut
+        whole = fund.left
+        found = search(survey, prior, near, fund, self._ledger.plan.num_rows)
+        if options.mode == "walk":
+            return self._walk(begun, fund, found)
+        surrogate, stages = last_releases(
+            survey, found.frame, prior, fund, found.num_rows, fund.left - FIT_SHARE * whole
+        )
+        checked, surrogate = check(survey, found, surrogate, stages, prior, fund, fund.left)
+        start, covariance = start_near(cut, recentred(surrogate, prior), z_prior)
         return Prepared(
-            mode,
-            found,
+            "surrogate",
             cut.names,
-            frame,
+            surrogate.frame,
+            len(found.rounds),
             surrogate,
-            last.bounds,
+            checked,
+            stages[-1].bounds,
+            None,
+            start,
+            covariance,
+            centred=survey.centres,
+            mirror=find_mirror(symmetries, cut, surrogate, start),
+        )
+
+    def _walk(self, begun: "_Search", fund: Fund, found: Found) -> Prepared:
+        """Plan the walk: what is left pays for its steps.
+
+        Short jumps need little noise: where the noise decides, one standard deviation of about 2 mixes best, and the
+        more iterations there are, the shorter they are.
+        """
+        survey, plan = begun.survey, self._ledger.plan
+        m = survey.size
+        pairs = np.random.default_rng(1).standard_normal((8, 2, m))
+        draws = fund.ask(slope=Wish(0.03 * fund.left, SLOPE_GRID.num_counts, (1,)))["slope"]
+        most = 5 * math.sqrt(SLOPE_GRID.num_counts / (2 * 0.03 * fund.left))  # rows that noise may hide
+        slope = 2 * survey.slope(draws, found.frame, pairs, SLOPE_GRID, 2.0**-30, most)
+        steps, left = plan.num_iterations * plan.num_chains, fund.left
+        ratio = Gaussian(noise_multiplier_for(left, steps))
+        fund.assign({"ratio": Releases((ratio,), (steps,))})
+        noise = ratio.noise_multiplier * survey.power * slope
+        noise *= bounds_per_row(self._neighboring_relation)
+        start, covariance = start_near(survey.cut, found.frame, begun.z_prior)
+        return Prepared(
+            "walk",
+            survey.cut.names,
+            found.frame,
+            len(found.rounds),
+            None,
+            None,
+            last_bounds(survey, found.frame, begun.prior, found.num_rows, left),
             slope,
             start,
             covariance,
-            step,
-            distance,
-            mode != "walk" and last.centred,
-            0.0 if (num_rows := self._ledger.plan.num_rows) is None else unseen_share(num_rows, rho, options),
-            disagreement,
-            mirror,
+            step=min(2.38 / math.sqrt(m), 2 / (noise * math.sqrt(m))),
         )
 
     def _make_chain(self, prepared: Prepared, cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict) -> Chain:
@@ -323,71 +338,6 @@ class PreparedKernel(DPKernel):
                 raise ValueError(_OTHER_PUBLIC)
             self._chain = self._make_chain(prepared, cut, separated, args, kwargs)
         self._public = public
-
-    def _choose(self, found: Check, last: Round, reserve: float, power: float) -> str:
-        """Which chain serves, by released numbers."""
-        if found.spread + 2 * found.scale < QUADRATIC:
-            return "surrogate"
-        if walk_draws(2 * power * last.bounds[0], len(last.score), reserve) >= ENOUGH_DRAWS:
-            return "walk"
-        return "surrogate" if found.spread < 1 else "residual"
-
-    def _spend(self, mode: str, options: Preparation) -> dict[str, Releases]:
-        """What the reserve is spent on."""
-        plan = self._ledger.plan
-        reserve = _rho({RESERVE: plan.kinds[RESERVE]}) * (1 - 1e-12)
-        last = {"surrogate": 1.0, "residual": 0.85, "walk": 0.0}[mode]
-        curvature = options.final_curvature or 0.0
-        shares = {
-            "final bounds": (last * options.final_bounds, 2 * NARROW.num_counts),
-            "final curvature": (last * curvature, 1),
-            "final gradient": (last * (1 - options.final_bounds - curvature), 1),
-        }
-        if mode != "surrogate":
-            chain = "ratio" if mode == "walk" else "residual"
-            shares["slope"] = (0.03, SLOPE_GRID.num_counts)
-            shares[chain] = (1 - last - 0.03, plan.num_iterations * plan.num_chains)
-        stages = dict.fromkeys(FINAL, final_stages(mode == "residual"))
-        return {
-            kind: _in_stages(share * reserve, count, stages.get(kind, (1.0,)))
-            for kind, (share, count) in shares.items()
-            if share
-        }
-
-    def _proposals(self, mode: str, survey: Survey, frame: Frame, bounds: np.ndarray) -> tuple[float, float]:
-        """Clip bound per unit of distance, and the length of a jump, with which the noise of a test is about right.
-
-        Short jumps need little noise: where the noise decides, one standard deviation of about 2 mixes best for a walk,
-        and the more iterations there are, the shorter they are.
-        """
-        m, chain = survey.size, "ratio" if mode == "walk" else "residual"
-        pairs = np.random.default_rng(1).standard_normal((8, 2, m))
-        draws = self._draw_for("slope", 0, SLOPE_GRID.num_counts, ())
-        slope = 2 * survey.slope(draws, frame, pairs, SLOPE_GRID, 2.0**-30, 1.0, bounds if mode == "residual" else None)
-        noise = self._ledger.plan.kinds[chain].mechanisms[0].noise_multiplier * survey.power * slope
-        noise *= 2 if self._neighboring_relation == "replace_one" else 1
-        if mode == "walk":
-            return slope, min(2.38 / math.sqrt(m), 2 / (noise * math.sqrt(m)))
-        return slope, min(math.pi / 2, 1.5 / (noise * math.sqrt(2 * m) * m))
-
-    def _draw_for(self, kind: str, stage: int, number: int, shape: tuple[int, ...]) -> Draw:
-        """Draws from the ledger, charged to the budget: `numpyro_dp.preparation.Ask`."""
-        request = Request(number, (number, *shape))
-        granted, drawn = self._ledger.grant({kind: request}, stage, 0, b"preparation")
-        noise = drawn[kind].noise
-        if not granted or noise is None:
-            raise PrivacyBudgetError(
-                "the preparation was begun before and did not end, and its budget is spent: make a new kernel, whose "
-                "eps adds to this one's"
-            )
-        return Draw(
-            GridNoise(jnp.asarray(noise[0]), jnp.asarray(noise[1])),
-            None,
-            jnp.full(number, drawn[kind].noise_multiplier, jnp.result_type(float)),
-            jnp.ones(number, bool),
-            jnp.zeros((number, 1), jnp.uint32),
-            jnp.zeros(number, bool),
-        )
 
     def _prior_draws(self, separated: SeparableModel, args: tuple, kwargs: dict) -> np.ndarray:
         """Flat unconstrained draws of the prior, shape (k, d)."""
@@ -475,6 +425,14 @@ def _cut_of_units(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
     )
 
 
+def _has_kinks(separated: SeparableModel, args: tuple, kwargs: dict, z_draws: np.ndarray) -> bool:
+    """By synthetic rows, of the model as it is row by row."""
+    model = separated.of_rows
+    cut = find_cut(model, args, kwargs)
+    rows = synthetic_rows(model.private_arguments(), 16, np.random.default_rng(0))
+    return has_kinks(cut, _map(cut.coordinates, z_draws[:8]), rows)
+
+
 class _NotYet(Algorithm):
     """In the place of the chain that the preparation will choose."""
 
@@ -487,64 +445,8 @@ class _NotYet(Algorithm):
     _request = _init_carry = _transition = _noise_shapes  # type: ignore[assignment]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Scaled:
-    """Gaussian mechanisms with noise multipliers in fixed relations."""
-
-    relative: tuple[float, ...]
-
-    def __call__(self, noise_multiplier: float) -> tuple[Mechanism, ...]:
-        return tuple(Gaussian(noise_multiplier * r) for r in self.relative)
-
-
-def _doubts(result: Prepared) -> list[str]:
-    """Why the posterior may be off, by released numbers."""
-    doubts, check = [], result.check
-    if result.distance is not None and result.distance > FAR:
-        doubts.append(
-            f"the released likelihood has its mode {result.distance:.1f} times as far from where it was expanded as "
-            "its noise explains, and a quadratic may not reach so far. A larger eps, a public start and scales "
-            "(`Preparation`), or fewer parameters would help"
-        )
-    if result.mirror is not None:
-        apart = f"about {result.mirror.distance:.0f}" if result.mirror.distance < 1000 else "more than 1,000"
-        doubts.append(
-            f"prior and likelihood are the same where {result.mirror.what}: the posterior has a hump for each, {apart} "
-            "of its standard deviations apart, and the draws show one of them. Say in the model which is which (by a "
-            "prior that is ordered or positive), or use only what is the same at both"
-        )
-    clipped_plainly = result.mode == "surrogate" and not result.centred
-    if result.mode != "walk" and result.unseen * (UNCENTRED if clipped_plainly else 1) > DOUBTFUL_UNSEEN:
-        doubts.append(
-            "clip bounds were searched by counts under whose noise "
-            f"{min(result.unseen, 1.0):.0%} of the rows may pass for none: the search for the posterior may have gone "
-            "astray, and a scale may be too small. A larger eps, fewer parameters or more rows would help; "
-            "`numpyro_dp.rehearse` shows how often it does"
-        )
-    if result.mode == "surrogate" and result.disagreement is not None and result.disagreement > DISAGREE:
-        doubts.append(
-            f"the curvature of the log likelihood that was released last is {result.disagreement:.2g} times the "
-            "posterior's precision, beyond the noise, from that of all releases together: where they were made, no "
-            "single quadratic holds. A larger eps, a public start and scales (`Preparation`), or parameters in which "
-            "the likelihood is closer to a normal one would help"
-        )
-    if result.mode == "surrogate" and check is not None and check.spread - 2 * check.scale > CURVED:
-        doubts.append(
-            f"within a posterior's width the log likelihood was found to be {check.spread:.2g} from the quadratic that "
-            "stands for it, and the budget pays for no chain that would make up for it. A larger eps, or parameters in "
-            "which the likelihood is closer to a normal one (degrees of freedom on a log scale, say), would help"
-        )
-    return doubts
-
-
-def _in_stages(rho: float, count: int, shares: tuple[float, ...]) -> Releases:
-    """As many releases in each stage, of which the whole costs `rho`."""
-    mechanisms = tuple(Gaussian(noise_multiplier_for(share * rho, count)) for share in shares)
-    return Releases(mechanisms, (count,) * len(shares))
-
-
-def _rho(kinds: Mapping[str, Releases]) -> float:
-    return math.fsum(count * (mechanism.rho or 0.0) for mechanism, count in flat_releases(kinds))
+def _gaussian(noise_multiplier: float) -> tuple[Mechanism, ...]:
+    return (Gaussian(noise_multiplier),)
 
 
 def _hash(leaves: list) -> str | None:

@@ -29,7 +29,7 @@ from numpyro_dp.clipping import OwnerIndex
 from numpyro_dp.kernels.base import DPKernel, KernelOptions, Step, Transition, only
 from numpyro_dp.kernels.target import Draw, Released
 from numpyro_dp.ledger import Plan
-from numpyro_dp.mechanisms import Mechanism
+from numpyro_dp.mechanisms import Mechanism, bounds_per_row, size_is_public
 from numpyro_dp.subsampling import AllRows, Batches
 
 MATCHED = "matched"
@@ -143,7 +143,7 @@ class StochasticGradientKernel(DPKernel):
 
     def _width(self, num_rows: int) -> float:
         """Width of a posterior whose rows each have information of about 1."""
-        return 1 / math.sqrt(self._power(num_rows) * num_rows) if self._neighboring_relation == "replace_one" else 0.01
+        return 1 / math.sqrt(self._power(num_rows) * num_rows) if size_is_public(self._neighboring_relation) else 0.01
 
     def _schedule(self, num_iterations: int) -> np.ndarray | None:
         """Step size of each iteration, if the user gave a schedule."""
@@ -181,7 +181,7 @@ class StochasticGradientKernel(DPKernel):
 
     def _noise_per_multiplier(self, num_rows: int) -> float:
         """Standard deviation of the noise in the scaled gradient, of all owners, at a noise multiplier of 1."""
-        per_row = {"replace_one": 2, "add_or_remove_one": 1}[self._neighboring_relation]
+        per_row = bounds_per_row(self._neighboring_relation)
         weight = 1.0 if isinstance(self._batches, AllRows) else self._batches.weight(num_rows)
         owners = math.sqrt(self._owners.num_owners) if isinstance(self._owners, OwnerIndex) else 1.0
         return self._power(num_rows) * weight * per_row * self._clips["grad"] * self._largest_scale * owners

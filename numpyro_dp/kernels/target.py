@@ -6,7 +6,7 @@ the result. An algorithm written on these methods can do with what it gets whate
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -29,6 +29,7 @@ from numpyro_dp.families import BoundFamily
 from numpyro_dp.gradients import RowSums
 from numpyro_dp.isolation import alone, one_row
 from numpyro_dp.ledger import PrivacyBudgetError
+from numpyro_dp.mechanisms import size_is_public
 from numpyro_dp.model import SeparableModel
 from numpyro_dp.noise import (
     GridNoise,
@@ -90,13 +91,10 @@ class Grid(NamedTuple):
 
     :ivar ratio: from one candidate to the next.
     :ivar num_counts: releases that finding one of them takes.
-    :ivar no_rows: standard deviations of a noisy count that are taken for no rows. A search asks where no row is, time
-        and again, and a wrong turn at its first step finds a bound that is many times too large.
     """
 
-    ratio: float | jax.Array
+    ratio: float
     num_counts: int
-    no_rows: float | jax.Array = 5.0
 
 
 class Exchange(Protocol):
@@ -312,28 +310,28 @@ class PrivateTarget:
         self,
         draws: Draw,
         per_row: Callable[[tuple], jax.Array],
-        grids: Sequence[Grid],
+        grid: Grid,
         smallest: jax.Array,
-        thresholds: jax.Array,
+        threshold: jax.Array,
         width: int = 1,
+        may_loop: bool = False,
     ) -> jax.Array:
-        """For each of the numbers that `per_row` gives, a bound that few rows exceed: a noisy binary search.
+        """For each of k numbers that `per_row` gives, a bound that few rows exceed: k noisy binary searches at once.
 
-        It finds the smallest bound of a grid that at most so many rows exceed as the threshold says, or as many
-        standard deviations of a noisy count as the grid says: fewer could not be told from none. Each step releases one
-        count.
+        Each finds the smallest bound of a grid that at most `threshold` rows exceed. A step releases one count for each
+        of the numbers, together, as one vector.
 
-        :param draws: one for each count, those for the first number first.
+        :param draws: one for each step, for vectors of length k.
         :param per_row: from one-row slices to k numbers; NaN exceeds nothing.
-        :param grids: k of them.
-        :param smallest: shape (k,), the lower end of each grid.
-        :param thresholds: shape (k,).
+        :param smallest: the lower end of the grid; a number, or one for each of the k.
+        :param threshold: a number of rows.
         :param width: about how many numbers one row needs on the way.
+        :param may_loop: see `numpyro_dp.isolation.alone`.
         :return: shape (k,).
         """
         self._require_all_rows()
 
-        of_row = alone(per_row, one_row(self._rows))
+        of_row = alone(per_row, one_row(self._rows), may_loop=may_loop)
 
         def values_of(rows: tuple[jax.Array, ...]) -> jax.Array:
             padded, chunk = whole_chunks(jax.lax.optimization_barrier(rows), chunk_rows(width * self._rows_per_unit))
@@ -341,34 +339,29 @@ class PrivateTarget:
             return values[: rows[0].shape[0]]
 
         values = self._layout.map(values_of, self._rows) if self._layout else values_of(self._rows)
+        k = values.shape[1]
         # Centred indicators have half the norm; but where n is private it may not be added back.
         centre = 0.5 if self.has_public_size else 0.0
+        largest = (1 - centre) * math.sqrt(k) * _ROOM
 
-        def search(values: jax.Array, draws: Draw, grid: Grid, smallest: jax.Array, threshold: jax.Array) -> jax.Array:
-            def bound(position: jax.Array) -> jax.Array:
-                return smallest * grid.ratio ** position.astype(values.dtype)
+        def bounds(position: jax.Array) -> jax.Array:
+            return smallest * grid.ratio ** position.astype(values.dtype)
 
-            def halve(state: tuple, draw: Draw) -> tuple:
-                low, high = state
-                middle = (low + high) // 2
+        def halve(state: tuple, draw: Draw) -> tuple:
+            low, high = state
+            middle = (low + high) // 2
+            limits = bounds(middle)
 
-                def exceeds(row: tuple) -> jax.Array:
-                    return jnp.where(row[0][0] > bound(middle), 1 - centre, -centre).astype(values.dtype)
+            def exceeds(row: tuple) -> jax.Array:
+                return jnp.where(row[0][0] > limits, 1 - centre, -centre).astype(values.dtype)
 
-                count = self._release(draw, self._sum_rows((values,), exceeds, 1 - centre, fixed_places=False))
-                few = count.value + centre * self.num_rows <= jnp.maximum(threshold, grid.no_rows * count.scale)
-                return (jnp.where(few, low, middle + 1), jnp.where(few, middle, high)), None
+            counts = self._release(draw, self._sum_rows((values,), exceeds, largest, k, fixed_places=False))
+            few = counts.value + centre * self.num_rows <= threshold
+            return (jnp.where(few, low, middle + 1), jnp.where(few, middle, high)), None
 
-            start = (jnp.zeros((), jnp.int32), jnp.full((), 2**grid.num_counts - 1, jnp.int32))
-            (_, found), _ = jax.lax.scan(halve, start, draws)
-            return bound(found)
-
-        found, used = [], 0
-        for k, grid in enumerate(grids):
-            part = jax.tree.map(lambda leaf, a=used, b=used + grid.num_counts: leaf[a:b], draws)
-            found.append(search(values[:, k], part, grid, smallest[k], thresholds[k]))
-            used += grid.num_counts
-        return jnp.stack(found)
+        start = (jnp.zeros(k, jnp.int32), jnp.full(k, 2**grid.num_counts - 1, jnp.int32))
+        (_, found), _ = jax.lax.scan(halve, start, draws)
+        return bounds(found)
 
     @property
     def rows(self) -> tuple[jax.Array, ...]:
@@ -378,7 +371,7 @@ class PrivateTarget:
     @property
     def has_public_size(self) -> bool:
         """Whether the number of rows is the same in neighbouring tables."""
-        return self._relation == "replace_one"
+        return size_is_public(self._relation)
 
     @property
     def has_public_places(self) -> bool:
@@ -467,6 +460,9 @@ class PrivateTarget:
 
     def _row_log_ratio(self, z: jax.Array, z_new: jax.Array) -> Callable[[tuple], jax.Array]:
         return lambda row: self._row_log_density(z_new, row) - self._row_log_density(z, row)
+
+
+_ROOM = 1 + 1e-3  # the clip of a vector rounds down, and a row may lie on the bound
 
 
 def _is_finite(bound: jax.Array | float) -> bool:

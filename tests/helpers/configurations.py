@@ -157,7 +157,7 @@ class Configuration:
     @property
     def hides_its_size(self) -> bool:
         """Whether neighbouring tables may have other numbers of rows."""
-        return "max_rows_per_unit" in self.options or "neighboring_relation" in self.options
+        return "max_rows_per_unit" in self.options or self.options.get("neighboring_relation") == "add_or_remove_one"
 
     @property
     def own_start(self) -> bool:
@@ -183,22 +183,7 @@ CAPPED = {"unit": "person", "max_rows_per_unit": 3}
 ALTERNATING = np.arange(N) % 2
 OF_UNITS = np.arange(N) // 4
 
-EVERY_SHARE = Preparation(
-    locate=0.3,
-    rounds=4,
-    growth=2.0,
-    bounds=0.25,
-    gradient=0.45,
-    curvature=0.15,
-    line=0.15,
-    check=0.05,
-    final_bounds=0.1,
-    final_curvature=0.2,
-    start={"a": 0.1},
-    scales={"a": 0.5, "b": 2.0},
-    mode="surrogate",
-    force=True,
-)
+EVERYTHING_SAID = Preparation(start={"a": 0.1}, scales={"a": 0.5, "b": 2.0}, mode="surrogate", force=True)
 
 
 def own_family() -> ExponentialFamily:
@@ -226,9 +211,9 @@ CONFIGURATIONS = {
         parts=("figure", "start"),
     ),
     "hmc_told_to": Configuration(DPHMC, {"eps": 90.0, "prepare": True, "adapt_step_size": True, "noise_aware": True}),
-    "hmc_every_share": Configuration(
+    "hmc_everything_said": Configuration(
         DPHMC,
-        {"eps": 3.0, "prepare": EVERY_SHARE, "noise_aware": False, "power": 0.5, "init_strategy": init_to_sample}
+        {"eps": 3.0, "prepare": EVERYTHING_SAID, "noise_aware": False, "power": 0.5, "init_strategy": init_to_sample}
         | NAMES
         | ADDED,
         mcmc={"progress_bar": True},
@@ -246,9 +231,9 @@ CONFIGURATIONS = {
         WHOSE,
         then="resume",
     ),
-    "hmc_residual": Configuration(
+    "hmc_tempered": Configuration(
         DPHMC,
-        {"eps": 3.0, "prepare": Preparation(mode="residual", force=True), "n0": 20.0} | SEED,
+        {"eps": 3.0, "prepare": Preparation(force=True), "n0": 20.0, "neighboring_relation": "zero_out"} | SEED,
         mcmc={"jit_model_args": True},
     ),
     "hmc_plain": Configuration(
@@ -327,7 +312,7 @@ CONFIGURATIONS = {
     ),
     "penalty_hidden": Configuration(
         DPPenalty,
-        {"eps": 3.0, "prepare": Preparation(rounds=2, force=True), "power": 0.5} | CAPPED | ADDED,
+        {"eps": 3.0, "prepare": Preparation(force=True), "power": 0.5} | CAPPED | ADDED,
         WHOSE,
     ),
     "penalty_rate": Configuration(
@@ -374,7 +359,9 @@ CONFIGURATIONS = {
         {"eps": 3.0, "prepare": False, "num_iterations": 4, "num_chains": 1} | SEED,
         stock=True,
     ),
-    "penalty_memberships": Configuration(DPPenalty, {"eps": 3.0, "prepare": False} | SEED, MEMBERSHIPS),
+    "penalty_memberships": Configuration(
+        DPPenalty, {"eps": 3.0, "prepare": False, "neighboring_relation": "zero_out"} | SEED, MEMBERSHIPS
+    ),
     # -- DPBarker
     "barker": Configuration(
         DPBarker,

@@ -106,9 +106,9 @@ def _same_world(monkeypatch, tmp_path):
     def cut_once(separated, args, kwargs):
         return once(lambda: (find_cut(separated, args, kwargs), separated), "cut", id(separated))[0]
 
-    def survey_once(of, cut):
-        key = "survey", id(cut.coordinates), id(cut.row_log_density), of._relation, of.power
-        found = once(lambda: (survey(of, cut), cut), *key)[0]
+    def survey_once(of, cut, is_smooth):
+        key = "survey", id(cut.coordinates), id(cut.row_log_density), is_smooth, of._relation, of.power
+        found = once(lambda: (survey(of, cut, is_smooth), cut), *key)[0]
         found._target = of
         return found
 

@@ -26,6 +26,7 @@ from numpyro_dp.kernels.prepared import _hash
 from numpyro_dp.ledger import Ledger, Plan, Releases, Request
 from numpyro_dp.mechanisms import Gaussian, PoissonGaussian
 from numpyro_dp.noise import NoiseSource
+from numpyro_dp.preparation.derivatives import Survey
 
 pytestmark = pytest.mark.filterwarnings("ignore:a new privacy budget was made")
 
@@ -168,14 +169,90 @@ def test_kernels_charge_their_whole_plan_once_and_before_the_first_noise(path, m
     assert len(budget.charges) == 2
 
 
-@pytest.mark.nightly
-def test_a_prepared_kernel_is_charged_once_too(path):
-    budget = PrivacyBudget(path, eps=50.0, delta=1e-3)
-    # Fifty rows may leave the search astray, which is not the question here.
-    mcmc = fit(DPHMC(model, eps=20.0, budget=budget, prepare=Preparation(force=True)))
+def prepared(mode, budget, **options):
+    return DPHMC(model, eps=20.0, budget=budget, prepare=Preparation(mode=mode, force=True), **options)
+
+
+def rho_of(plan):
+    return math.fsum(n * m.rho for kind in plan.kinds.values() for m, n in zip(*kind, strict=True))
+
+
+@pytest.mark.usefixtures("shared_surveys")
+@pytest.mark.parametrize("mode", ["surrogate", "walk"])
+def test_stages_of_a_preparation_are_part_of_one_charge(path, mode):
+    """What it decides as it goes is claimed stage by stage, and never more than what was charged beforehand."""
+    budget = PrivacyBudget(path, eps=21.0, delta=1e-3)
+    kernel = prepared(mode, budget)
+    mcmc = fit(kernel)
     (charge,) = budget.charges
-    assert charge.rho >= mcmc.privacy.rho * (1 - 1e-12)
+    ledger = kernel._ledger
+    assert rho_of(ledger.plan) <= charge.rho <= gaussian_rho(20.0, 0.1 / len(X)) * (1 + 1e-12)
+    assert rho_of(ledger.plan) > charge.rho * (1 - 1e-7)
+    assert len([name for name in ledger.plan.kinds if re.search(r" \d+$", name)]) > 5
+    claimed = budget.claimed(charge.run, ledger.plan)
+    assert {name: counts for name, counts in claimed.items() if name in ledger.plan.kinds} == ledger.spent()
+    assert all(name.startswith("reserve") for name in claimed.keys() - ledger.plan.kinds.keys())  # decided on since
+    assert all(kind.counts == ledger.spent()[name] for name, kind in ledger.plan.kinds.items())
+    assert mcmc.privacy.rho_spent <= charge.rho * (1 + 1e-12)
+    with pytest.raises(PrivacyBudgetError, match=r"after 1 run\(s\)"):
+        fit(prepared(mode, budget))
+    assert len(budget.charges) == 1
+
+
+@pytest.mark.usefixtures("shared_surveys")
+def test_a_preparation_that_breaks_off_is_charged_in_full_and_cannot_go_on(path, monkeypatch):
+    """Neither in this kernel, nor in a copy of it that resumes; whoever pays anew, pays for all of it."""
+    budget = PrivacyBudget(path, eps=30.0, delta=1e-3)
+    kernel = prepared("surrogate", budget, num_iterations=6)
+    mcmc = MCMC(kernel, num_warmup=2, num_samples=4, progress_bar=False)
+    with monkeypatch.context() as patched:
+
+        def interrupted(*args):
+            raise KeyboardInterrupt
+
+        patched.setattr(Survey, "gains", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            mcmc.run(jax.random.key(0), X)
+    spent = kernel._ledger.spent()
+    assert any(map(any, spent.values()))
+    assert kernel.prepared is None
+    with pytest.raises(PrivacyBudgetError, match="make a new kernel, whose eps adds to this one's"):
+        mcmc.run(jax.random.key(0), X)
+    resumed = pickle.loads(pickle.dumps(mcmc))
+    resumed.resume(budget)
+    with pytest.raises(PrivacyBudgetError, match="make a new kernel, whose eps adds to this one's"):
+        resumed.run(jax.random.key(0), X)
+    assert kernel._ledger.spent() == spent
+    (charge,) = budget.charges
     assert charge.rho == pytest.approx(gaussian_rho(20.0, 0.1 / len(X)), rel=1e-8)
+    kernel.settle()
+    assert budget.eps_spent == pytest.approx(gaussian_eps(1e-3, charge.rho), rel=1e-6)
+    with pytest.raises(PrivacyBudgetError, match=r"after 1 run\(s\)"):
+        fit(prepared("surrogate", budget))
+
+
+@pytest.mark.usefixtures("shared_surveys")
+@pytest.mark.parametrize("charged", [False, True])
+def test_a_copy_from_before_the_preparation_cannot_prepare(path, charged):
+    """A pickle that is older than the releases knows nothing of them, and has no budget for others."""
+    budget = PrivacyBudget(path, eps=50.0, delta=1e-3) if charged else None
+    kernel = prepared("surrogate", budget, num_iterations=6)
+    kernel.require_budget(6, 1, (X,), {}, 6)
+    assert kernel._ledger.committed
+    copies = [pickle.loads(pickle.dumps(kernel)), copy.deepcopy(kernel)]
+    fit(kernel)
+    spent = kernel._ledger.spent()
+    for twin in copies:
+        with pytest.raises(PrivacyBudgetError, match="copy or was unpickled"):
+            twin.prepare(X)
+        with pytest.raises(PrivacyBudgetError, match="copy or was unpickled"):
+            twin._ledger.assign("reserve", {"mine": twin._ledger.plan.kinds["reserve"]})
+        with pytest.raises(PrivacyBudgetError, match="was not charged to a PrivacyBudget before it was pickled"):
+            twin.resume(PrivacyBudget(path, eps=50.0, delta=1e-3) if budget is None else budget)
+        assert twin.prepared is None
+        assert not any(map(any, twin._ledger.spent().values()))
+    assert kernel._ledger.spent() == spent
+    assert budget is None or len(budget.charges) == 1
 
 
 def test_a_run_that_is_refused_by_its_precheck_costs_nothing(path):

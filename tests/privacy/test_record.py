@@ -225,7 +225,9 @@ def faults_and_sight(world: Any, configuration: Configuration, tables: Tables) -
     first, second, recorder = replayed(world, configuration, tables)
     hides_size = configuration.hides_its_size
     faults = [*recorder.faults, *differences(first, second, without=IN_MEMORY if hides_size else ("package",))]
-    if recorder.moved and max(recorder.moved) > 1:
+    # From one row to another is twice as far as to one that counts as nothing, which is no row of any table.
+    most = 2 if configuration.options.get("neighboring_relation") == "zero_out" else 1
+    if recorder.moved and max(recorder.moved) > most:
         faults.append(f"a sum moved by {max(recorder.moved):.4g} times its sensitivity")
     return faults, any(recorder.moved)
 

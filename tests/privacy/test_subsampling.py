@@ -116,7 +116,7 @@ def test_a_batch_times_its_weight_estimates_the_sum_over_all_rows(batches):
     [
         (lambda: PoissonBatches(10), "add_or_remove_one", r"n is private.*PoissonBatches\(rate="),
         (lambda: PoissonBatches(rate=0.1, max_batch_size=9), "add_or_remove_one", "leave max_batch_size out"),
-        (lambda: FixedBatches(10), "add_or_remove_one", "need neighboring_relation='replace_one'"),
+        (lambda: FixedBatches(10), "add_or_remove_one", "need a public number of rows"),
         (lambda: PoissonBatches(60), "replace_one", "only 50 rows"),
         (lambda: FixedBatches(60), "replace_one", "only 50 rows"),
     ],

@@ -91,6 +91,7 @@ from numpyro_dp import (
     DPPenalty,
     FixedBatches,
     PoissonBatches,
+    Posterior,
     Preparation,
     PrivacyBudget,
     PrivacyBudgetError,
@@ -207,6 +208,7 @@ METHODS = {
         "require_budget": "returns nothing",
         "resume": "returns nothing",
         "settle": "returns nothing",
+        "judge": "of draws, which are compared; what it warns of and keeps is compared, too",
         "wants_table_as_argument": "of its arguments' sizes; kept nowhere",
     },
     PrivacyReport: {
@@ -223,6 +225,7 @@ METHODS = {
         "require": "returns nothing",
         "eps_left": "called",
     },
+    Posterior: {"verdict": "called, for the report's last line"},
     AuditResult: {"plot": "called", "trade_off": "of its argument and of fields that are compared"},
 }
 """Public methods, which only a reader can tell about; properties and fields are compared whatever their names are."""
@@ -249,7 +252,7 @@ def test_every_public_name_is_known():
     without_rows = {"plan", "RunPlan"}
     not_private = {"rehearse", "Rehearsal"}  # of synthetic or public tables, as their docstrings say
     options = {"ExponentialFamily", "FixedBatches", "PoissonBatches", "Preparation", "decreasing_steps"}
-    raised = {"PrivacyBudgetError", "UnsupportedModelError"}
+    raised = {"PosteriorWarning", "PrivacyBudgetError", "UnsupportedModelError"}
     assert set(numpyro_dp.__all__) == compared | without_rows | not_private | options | raised
 
 
@@ -274,7 +277,7 @@ def test_everything_handed_out_is_the_same_for_any_table(name, stubbed):
 def longer_than(configuration: Configuration) -> Tables:
     """Tables of which the second has more rows, and more persons where their number is private, too."""
     tables = configuration.tables
-    units = UNITS + 2 * ("neighboring_relation" in configuration.options)
+    units = UNITS + 2 * (configuration.options.get("neighboring_relation") == "add_or_remove_one")
 
     def second() -> dict[str, np.ndarray]:
         made = {"y": hostile(MORE, 6)} if tables is LOCATION else other_rows(MORE)

@@ -26,9 +26,9 @@ from numpyro_dp import (
     clipping,
 )
 from numpyro_dp.clipping import GRID, clipped_sum
-from numpyro_dp.kernels.survey import Frame, Survey
 from numpyro_dp.model import separate
 from numpyro_dp.preparation import Preparation
+from numpyro_dp.preparation.derivatives import Survey
 from numpyro_dp.subsampling import FixedBatches, PoissonBatches
 from numpyro_dp.units import group_rows
 
@@ -343,7 +343,7 @@ def test_the_preparation_asks_units_too():
     survey = Survey(kernel._target(kernel._separate(ARGS, KWARGS), ARGS, KWARGS), kernel._chain._cut)
     density = survey.cut.row_log_density
     rows = kernel._separate(ARGS, KWARGS).rows(ARGS, KWARGS)
-    phi = Frame(np.zeros(22, np.float32), np.eye(22, dtype=np.float32)).center
+    phi = np.zeros(22, np.float32)
     alone = np.array([density(phi, tuple(part[k : k + 1] for part in rows)) for k in range(20)])
     np.testing.assert_allclose(alone, -np.log(2) * np.bincount(PERSON)[ORDER], rtol=1e-5)  # of Bernoulli(1/2)
 

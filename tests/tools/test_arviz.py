@@ -39,6 +39,15 @@ def mcmc():
     return mcmc
 
 
+@pytest.fixture(scope="module")
+def prepared_mcmc():
+    """With a budget that is enough, so that nothing is doubted: warnings are errors."""
+    table = (np.tile(X, (40, 1)), np.tile(Y, 40), np.tile(GROUP, 40))
+    mcmc = MCMC(DPHMC(model, eps=20.0, noise_seed=1), num_warmup=200, num_samples=500, progress_bar=False)
+    mcmc.run(jax.random.key(0), table[0], y=table[1], group=table[2])
+    return mcmc
+
+
 def groups(idata):
     return set(idata.groups()) if callable(idata.groups) else {g.strip("/") for g in idata.groups} - {""}
 
@@ -61,6 +70,31 @@ def test_attributes_carry_the_guarantee(mcmc):
         assert attributes["privacy_delta"] == pytest.approx(0.1 / N)
         assert attributes["privacy_neighboring_relation"] == "replace_one"
         assert json.loads(attributes["privacy_report"])["num_iterations"] == 90
+
+
+@pytest.mark.parametrize(
+    ("name", "trusted", "reason"), [("mcmc", 0, "no release looked whether"), ("prepared_mcmc", 1, "")]
+)
+def test_attributes_and_files_say_whether_to_believe_the_posterior(name, trusted, reason, request, tmp_path):
+    run = request.getfixturevalue(name)
+    posterior = run.privacy.posterior
+    assert posterior.trusted == bool(trusted), posterior.reasons
+    idata = to_arviz(run)
+    idata.to_netcdf(str(tmp_path / "fit.nc"))
+    again = arviz.from_netcdf(str(tmp_path / "fit.nc"))
+    for attributes in (idata.attrs, idata["posterior"].attrs, again["posterior"].attrs):
+        assert attributes["privacy_posterior"] == posterior.description
+        assert attributes["privacy_posterior_trusted"] == trusted
+        assert attributes["privacy_posterior_reasons"] == "; ".join(posterior.reasons)
+        assert attributes["privacy_posterior_reasons"].startswith(reason)
+        told = json.loads(attributes["privacy_report"])["posterior"]
+        assert told == {
+            "description": posterior.description,
+            "reasons": list(posterior.reasons),
+            "trusted": bool(trusted),
+        }
+    expected = "vouched for by released numbers" if trusted else "NOT TO BE TRUSTED: no release looked"
+    assert str(run.privacy).split("\n  verdict ")[1].strip().startswith(expected)
 
 
 def test_coordinates_and_dimensions_can_be_named(mcmc):
@@ -129,3 +163,4 @@ def test_the_summary_ends_with_the_guarantee(mcmc, capsys):
     mcmc.print_summary()
     text = capsys.readouterr().out
     assert text.index("b[0]") < text.index("(500, 0.002)-differentially private with respect to replacing one row")
+    assert "verdict      NOT TO BE TRUSTED: no release looked" in text.splitlines()[-2]

@@ -288,7 +288,7 @@ SCENARIOS = {
         barker(1.1, 0.5 / 1.1, variance=1.0, correction="logistic"), UP, DOWN, accept_bit, margin=0.4
     ),
     "barker_batch": Scenario(
-        barker(1.8, 2**0.5 / 2 / 1.8, batch_size=2), ALL_UP[:2], ONE_DOWN[:2], accept_bit, margin=0.5, trials=3_000
+        barker(1.8, 2**0.5 / 2 / 1.8, batch_size=2), ALL_UP[:2], ONE_DOWN[:2], accept_bit, margin=0.5, trials=10_000
     ),
     "barker_batch_of_three": Scenario(
         barker(2.0, 2**0.5 / 3 / 2.0, batch_size=2), ALL_UP, ONE_DOWN, accept_bit, margin=-1.0, trials=7_000

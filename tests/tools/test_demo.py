@@ -105,7 +105,9 @@ def test_the_answer_is_the_odds_ratio_over_the_whole_range():
 
 
 @pytest.mark.nightly
-@pytest.mark.filterwarnings("ignore:the posterior may be off:RuntimeWarning")  # which noise may bring about
+@pytest.mark.filterwarnings(
+    "ignore:the posterior may be off:numpyro_dp.PosteriorWarning"
+)  # which noise may bring about
 def test_the_command_runs_and_writes_its_results(tmp_path, capsys):
     output = tmp_path / "results"
     arguments = ["--eps", "2", "--num-samples", "50", "--num-warmup", "50", "--seed", "3", "--output", str(output)]

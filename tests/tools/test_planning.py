@@ -15,8 +15,16 @@ from scipy import stats
 
 from numpyro_dp import DPHMC, MCMC, DPPenalty, plan
 from numpyro_dp.accounting import gaussian_rho, noise_multiplier_for
-from numpyro_dp.planning import DOUBTFUL_ERROR, best_leapfrog, best_walk, most_draws, penalty_walk
-from numpyro_dp.preparation import Preparation, warn_if_blurred
+from numpyro_dp.planning import (
+    MAX_CURVATURE_NOISE,
+    best_leapfrog,
+    best_walk,
+    curvature_noise,
+    most_draws,
+    penalty_walk,
+)
+from numpyro_dp.preparation import Preparation
+from numpyro_dp.preparation.options import warn_if_blurred
 
 SAMPLERS = ("DPHMC", "DPPenalty", "DPPenalty(prepare=False)", "DPHMC(prepare=False)")
 
@@ -89,12 +97,13 @@ def test_what_is_needed_works_and_a_little_less_does_not():
         assert found.at(n=0.9 * rows)[place].verdict != "works"
 
 
-def test_where_clip_bounds_are_found_badly_a_run_is_said_to_be_rough():
-    """One parameter would be learned from 2,000 rows, by the noise of the gradient alone."""
-    foreseen = plan(n=2000, d=1, eps=1.0)["DPHMC"]
-    assert (foreseen.verdict, foreseen.error) == ("rough", DOUBTFUL_ERROR)
-    assert plan(n=1000, d=1, eps=1.0)["DPHMC"].verdict == "hopeless"
-    assert plan(n=5000, d=1, eps=1.0)["DPHMC"].verdict == "works"
+def test_a_run_that_would_be_refused_is_said_to_be_hopeless():
+    """Noise would drown the curvature of 60 parameters; with fewer of them the same table is enough."""
+    for d, refused in ((60, True), (4, False)):
+        assert (plan(n=8000, d=d, eps=1.0)["DPHMC"].verdict == "hopeless") == refused
+        assert (curvature_noise(d, 8000, gaussian_rho(1.0, 0.1 / 8000)) > MAX_CURVATURE_NOISE) == refused
+    few = plan(n=900, d=2, eps=0.2)  # for another reason than a blurred mean
+    assert few["DPHMC"].verdict == few["DPPenalty"].verdict == "hopeless"
 
 
 def test_more_of_anything_helps():
@@ -146,7 +155,7 @@ HOPELESS = re.compile("will hardly move: .*pays for about .* effective draws")
 
 def test_a_preparation_warns_before_it_blurs_the_posterior():
     """Where `plan` says that it is hopeless, and it is not refused."""
-    options = Preparation().resolved(12, 4526, 1.0, rho := gaussian_rho(1.0, 2.2e-5))
+    options, rho = Preparation(), gaussian_rho(1.0, 2.2e-5)
     assert plan(4526, 12, 1.0, 2.2e-5)["DPHMC"].verdict == "hopeless"
     with pytest.warns(UserWarning, match=r"12 numbers .* about 1\.6 of its standard .* about 1\.8 times as wide"):
         warn_if_blurred(12, 4526, rho, options, 1.0)

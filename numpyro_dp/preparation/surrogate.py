@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dp.kernels.survey import Frame
+from numpyro_dp.preparation.derivatives import Frame
 
 
 class Surrogate(NamedTuple):
@@ -35,6 +35,8 @@ class Surrogate(NamedTuple):
     :ivar score_covariance: of its noise, shape (m, m).
     :ivar curvature: shape (m, m), positive semidefinite.
     :ivar curvature_scale: standard deviation of the noise in its diagonal.
+    :ivar variance: of the score that the rows themselves give, over the curvature: 1 where the model holds and no row
+        is clipped; less for clipped scores.
     """
 
     frame: Frame
@@ -42,6 +44,7 @@ class Surrogate(NamedTuple):
     score_covariance: np.ndarray
     curvature: np.ndarray
     curvature_scale: float
+    variance: float = 1.0
 
     def whitened(self, phi: jax.Array) -> jax.Array:
         """u of `phi`."""
@@ -55,7 +58,7 @@ class Surrogate(NamedTuple):
 
     def noise_aware(self, u: jax.Array) -> jax.Array:
         """The log likelihood of `u` given what was released."""
-        values, vectors = np.linalg.eigh(self.curvature + self.score_covariance)
+        values, vectors = np.linalg.eigh(self.variance * self.curvature + self.score_covariance)
         to_axes = jnp.asarray(vectors.T, u.dtype)
         residual = to_axes @ (jnp.asarray(self.score, u.dtype) - jnp.asarray(self.curvature, u.dtype) @ u)
         along = to_axes @ u

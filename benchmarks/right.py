@@ -1,0 +1,159 @@
+"""Is the default right, or does it say that it is not? Every problem of one half of `zoo.py`, against NUTS.
+
+    python benchmarks/right.py seen --eps .5 1 3 --tables 2 --jobs 2 --out seen.jsonl
+    python benchmarks/right.py --show seen.jsonl
+
+A run is *off* if a posterior mean is more than 4 of its own standard deviations from the exact one, or if 90% intervals
+hold less than 60% of the exact draws; *flagged* if `mcmc.privacy.posterior` is not trusted. The limit (`limit.py`) is
+printed beside the error where the model is smooth enough to have one. Errors are in exact standard deviations.
+
+The half `"unseen"` is for final figures: whoever looks at it has nothing to choose any more.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import jax
+import numpy as np
+import numpyro
+from jax import random
+from limit import limit_of
+from numpyro.infer import MCMC as ExactMCMC
+from numpyro.infer import NUTS
+from zoo import PROBLEMS
+
+from numpyro_dp import DPHMC, MCMC, PosteriorWarning, PrivacyBudgetError, UnsupportedModelError
+from numpyro_dp.accounting import gaussian_rho
+
+
+def flat(samples, sites):
+    return np.concatenate([np.asarray(samples[s], float).reshape(len(samples[s]), -1) for s in sites], 1)
+
+
+def exact_run(model, kwargs, seed):
+    mcmc = ExactMCMC(
+        NUTS(model, target_accept_prob=0.9),
+        num_warmup=500,
+        num_samples=1000,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(seed), **kwargs)
+    summary = numpyro.diagnostics.summary(mcmc.get_samples(group_by_chain=True))
+    r_hat = max(float(np.nanmax(site["r_hat"])) for site in summary.values())
+    return {name: np.asarray(draws) for name, draws in mcmc.get_samples().items()}, r_hat
+
+
+def one_run(name, model, kwargs, exact, eps, seed):
+    found = {"name": name, "eps": eps, "seed": seed}
+    mcmc = MCMC(DPHMC(model, eps=eps), num_warmup=300, num_samples=500, progress_bar=False)
+    started = time.perf_counter()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("ignore", PosteriorWarning)
+            mcmc.run(random.key(seed), **kwargs)
+    except (PrivacyBudgetError, UnsupportedModelError) as error:
+        return found | {"refused": str(error)[:200]}
+    samples = mcmc.get_samples()
+    sites = [s for s in sorted(exact) if s in samples and np.shape(samples[s])[1:] == np.shape(exact[s])[1:]]
+    private, draws = flat(samples, sites), flat(exact, sites)
+    sd, own = draws.std(0) + 1e-30, private.std(0) + 1e-30
+    error = private.mean(0) - draws.mean(0)
+    low, high = np.quantile(private, [0.05, 0.95], axis=0)
+    posterior = mcmc.privacy.posterior
+    check = mcmc.sampler.prepared.check
+    return found | {
+        "size": len(mcmc.sampler.prepared.coordinates),
+        "error": float(np.sqrt(np.mean((error / sd) ** 2))),
+        "own": float(np.max(np.abs(error / own))),
+        "coverage": float(((draws >= low) & (draws <= high)).mean()),
+        "sd_ratio": float(np.median(own / sd)),
+        "flagged": not posterior.trusted,
+        "reasons": list(posterior.reasons),
+        "check": {k: np.asarray(v, float).tolist() for k, v in check._asdict().items() if v is not None},
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def run(half, kinds, epses, tables, out, shard):
+    names = [n for n, p in PROBLEMS.items() if p.half == half and (not kinds or p.kind in kinds)]
+    for name in names[shard[0] :: shard[1]]:
+        for seed in tables:
+            model, kwargs = PROBLEMS[name].make(seed)
+            exact, r_hat = exact_run(model, kwargs, seed)
+            for eps in epses:
+                rho = gaussian_rho(eps, 0.1 / PROBLEMS[name].n)
+                found = one_run(name, model, kwargs, exact, eps, seed)
+                found |= {"kind": PROBLEMS[name].kind, "n": PROBLEMS[name].n, "exact_r_hat": r_hat}
+                found["limit"] = limit_of(model, kwargs, exact, rho)
+                with open(out, "a") as file:
+                    file.write(json.dumps(found) + "\n")
+                print(line(found), flush=True)
+            jax.clear_caches()
+
+
+def is_off(found):
+    return found["own"] > 4 or found["coverage"] < 0.6
+
+
+def line(found):
+    head = f"{found['name']:<26}{found['kind']:<9} eps {found['eps']:<4g} table {found['seed']}"
+    if "refused" in found:
+        return f"{head}  refused: {found['refused'][:90]}"
+    verdict = ("OFF" if is_off(found) else "right") + (", flagged" if found["flagged"] else "")
+    limit = "-" if found["limit"] is None else f"{found['limit']:.2f}"
+    return (
+        f"{head}  error {found['error']:<7.2f} limit {limit:<5} sd {found['sd_ratio']:<6.2f} "
+        f"own {found['own']:<7.2f} cover {found['coverage']:.2f}  {verdict}"
+        + "".join(f"\n      {reason[:150]}" for reason in found["reasons"])
+    )
+
+
+def show(path):
+    runs = [json.loads(text) for text in Path(path).read_text().splitlines()]
+    for found in sorted(runs, key=lambda r: (r["kind"], r["name"], r["eps"], r["seed"])):
+        print(line(found))
+    print()
+    print(f"{'kind':<10}{'eps':>5}{'runs':>6}{'right':>7}{'right, flagged':>16}{'off, flagged':>14}{'off, silent':>13}")
+    for kind in sorted({r["kind"] for r in runs}):
+        for eps in sorted({r["eps"] for r in runs}):
+            these = [r for r in runs if r["kind"] == kind and r["eps"] == eps]
+            done = [r for r in these if "refused" not in r]
+            counts = [sum((is_off(r), r["flagged"]) == which for r in done) for which in _COUNTED]
+            print(f"{kind:<10}{eps:>5g}{len(these):>6}{counts[0]:>7}{counts[1]:>16}{counts[2]:>14}{counts[3]:>13}")
+
+
+_COUNTED = ((False, False), (False, True), (True, True), (True, False))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("half", nargs="?", choices=("seen", "unseen"))
+    parser.add_argument("--kinds", nargs="*", default=[])
+    parser.add_argument("--eps", nargs="+", type=float, default=[1.0, 3.0])
+    parser.add_argument("--tables", type=int, default=1)
+    parser.add_argument("--first-table", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--shard", type=int)
+    parser.add_argument("--out", default="right.jsonl")
+    parser.add_argument("--show")
+    options = parser.parse_args()
+    if options.show:
+        show(options.show)
+    elif options.half is None:
+        parser.error("which half?")
+    elif options.jobs > 1 and options.shard is None:
+        again = [sys.executable, *sys.argv]
+        jobs = [subprocess.Popen([*again, "--shard", str(k)], env=dict(os.environ)) for k in range(options.jobs)]
+        sys.exit(max(job.wait() for job in jobs))
+    else:
+        seeds = range(options.first_table, options.first_table + options.tables)
+        run(options.half, options.kinds, options.eps, seeds, options.out, (options.shard or 0, options.jobs))

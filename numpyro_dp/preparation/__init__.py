@@ -1,0 +1,10 @@
+"""The default: where the posterior is found privately, and the likelihood is released once.
+
+`search` finds a frame in which the posterior is about normal; `last_release` spends the bulk of the budget there, and
+makes a `surrogate` of the likelihood; `verdict` says whether released numbers vouch for it; `chains` draws from it, or
+walks. Each look at the rows is one of `derivatives`, paid from the `fund`.
+"""
+
+from numpyro_dp.preparation.options import MODES, Preparation
+
+__all__ = ["MODES", "Preparation"]

@@ -1,0 +1,105 @@
+"""What the preparation may still spend: a filter on the budget.
+
+Costs of the search follow from what it has released, so that they are not known beforehand; their sum is bounded. For
+Gaussian releases this is no worse than costs that were fixed: if the sum of the releases' rho never exceeds what was
+committed, whatever was released, the whole is as private as one Gaussian release of that rho (Smith and Thakurta 2022,
+"Fully adaptive composition for Gaussian differential privacy"; for rho alone Whitehouse et al. 2023). The ledger
+enforces it: each stage is assigned from what is left, and one that would cost more is refused.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_dp.accounting import noise_multiplier_for
+from numpyro_dp.kernels.target import Draw
+from numpyro_dp.ledger import Ledger, PrivacyBudgetError, Releases, Request
+from numpyro_dp.mechanisms import Gaussian
+from numpyro_dp.noise import GridNoise
+
+RESERVE = "reserve"
+
+
+class Wish(NamedTuple):
+    """One kind of release in a stage.
+
+    :ivar rho: what all of them cost together.
+    :ivar number: how many of them.
+    :ivar shape: of one.
+    """
+
+    rho: float
+    number: int = 1
+    shape: tuple[int, ...] = ()
+
+
+class Fund:
+    """Spends what was committed for the preparation, stage by stage."""
+
+    def __init__(self, ledger: Ledger):
+        self._ledger = ledger
+        self._stage = 0
+
+    @property
+    def _reserve(self) -> str:
+        return RESERVE if self._stage == 0 else f"{RESERVE} {self._stage}"
+
+    @property
+    def left(self) -> float:
+        """In rho."""
+        kind = self._ledger.plan.kinds.get(self._reserve)
+        return 0.0 if kind is None else kind.mechanisms[0].rho or 0.0
+
+    def assign(self, kinds: Mapping[str, Releases]) -> None:
+        """Plan releases, paid from what is left.
+
+        :raises PrivacyBudgetError: if they cost more than that.
+        """
+        cost = math.fsum(n * (m.rho or 0.0) for kind in kinds.values() for m, n in zip(*kind, strict=True))
+        rest = (self.left - cost) * (1 - 1e-12)
+        kinds = dict(kinds)
+        reserve = self._reserve
+        if rest > 1e-8 * self.left:  # less is what noise multipliers were rounded up by
+            left = Gaussian(noise_multiplier_for(rest, 1))
+            kinds[f"{RESERVE} {self._stage + 1}"] = Releases((left,), (1,))
+        self._ledger.assign(reserve, kinds)
+        self._stage += 1
+
+    def ask(self, **wishes: Wish) -> dict[str, Draw]:
+        """Leave for a stage of releases, and their noise: each with a leading axis of its number."""
+        names = {kind: f"{kind.replace('_', ' ')} {self._stage + 1}" for kind in wishes}
+        self.assign(
+            {
+                names[kind]: Releases((Gaussian(noise_multiplier_for(wish.rho, wish.number)),), (wish.number,))
+                for kind, wish in wishes.items()
+            }
+        )
+        requests = {names[kind]: Request(wish.number, (wish.number, *wish.shape)) for kind, wish in wishes.items()}
+        granted, drawn = self._ledger.grant(requests, 0, 0, b"preparation")
+        if not granted:
+            raise PrivacyBudgetError(
+                "the preparation was begun before and did not end, and its budget is spent: make a new kernel, whose "
+                "eps adds to this one's"
+            )
+
+        def draw(kind: str) -> Draw:
+            number, (multiplier, noise, *_) = wishes[kind].number, drawn[names[kind]]
+            assert noise is not None
+            return Draw(
+                GridNoise(jnp.asarray(noise[0]), jnp.asarray(noise[1])),
+                None,
+                jnp.full(number, multiplier, jnp.result_type(float)),
+                jnp.ones(number, bool),
+                jnp.zeros((number, 1), jnp.uint32),
+                jnp.zeros(number, bool),
+            )
+
+        return {kind: draw(kind) for kind in wishes}
+
+
+def only(draws: Draw) -> Draw:
+    """The one draw of a batch of one."""
+    return jax.tree.map(lambda leaf: leaf[0], draws)

@@ -1,0 +1,88 @@
+"""What a user may say about the preparation, and what is refused or warned of by public numbers only."""
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numpyro_dp.ledger import PrivacyBudgetError
+from numpyro_dp.planning import (
+    MAX_CURVATURE_NOISE,
+    ROUGH_ERROR,
+    TYPICAL_CLIP,
+    curvature_noise,
+    released_error,
+    tight_slope,
+    walk_draws,
+)
+
+MODES = ("surrogate", "walk")
+MIN_WALK_DRAWS = 5.0
+"""Independent draws that a random walk must be worth, as foreseen."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is known without asking the table, and what shall follow.
+
+    :param start: a public guess of the posterior's place: unconstrained values by site.
+    :param scales: public guesses of its width, in unconstrained space: a number for each site, or an array of its
+        shape. With both given, a public start replaces the prior's place and width in the search, not in the posterior.
+    :param mode: "surrogate" releases the likelihood once, and draws cost nothing; "walk" leaves most of the budget to a
+        random walk, each of whose steps asks the rows.
+    :param force: go on where the size of the table and the budget promise no useful posterior.
+    """
+
+    start: Mapping[str, Any] | None = None
+    scales: Mapping[str, Any] | None = None
+    mode: str | None = None
+    force: bool = False
+
+    def __post_init__(self):
+        if self.mode not in (None, *MODES):
+            raise ValueError(f"mode must be None or one of {', '.join(map(repr, MODES))}, got {self.mode!r}")
+
+
+def require_hope(size: int, num_rows: float, rho: float, options: Preparation, eps: float) -> None:
+    """Refuse a run from which no useful posterior can come, by public numbers only.
+
+    :param size: m, coordinates in which the parameters meet the data.
+    :param num_rows: n over the power of the likelihood.
+    :param rho: the whole budget.
+    :raises PrivacyBudgetError: if the curvature's noise would drown it; for a walk, if all its steps together would be
+        worth less than `MIN_WALK_DRAWS` independent draws.
+    """
+    curvature, shift = curvature_noise(size, num_rows, rho), released_error(size, num_rows, rho)
+    if curvature > MAX_CURVATURE_NOISE:
+        raise PrivacyBudgetError(
+            f"eps={eps:g} with {num_rows:.6g} rows cannot give a posterior of the {size} numbers in which this model's "
+            f"parameters meet the data: noise would be about {curvature:.2g} of the curvature, and would shift the "
+            f"posterior by about {shift:.2g} standard deviations. Nothing was released. Raise eps "
+            "(`numpyro_dp.plan` says how far), use fewer parameters, or go on all the same with "
+            "`prepare=Preparation(force=True)`"
+        )
+    draws = walk_draws(TYPICAL_CLIP * tight_slope(num_rows, size), size, rho / 2)
+    if options.mode == "walk" and draws < MIN_WALK_DRAWS:
+        raise PrivacyBudgetError(
+            f"eps={eps:g} with {num_rows:.6g} rows pays for a random walk worth about {draws:.2g} independent draws of "
+            f"the {size} numbers in which this model's parameters meet the data. Nothing was released. DPHMC can do "
+            "with less: it releases the likelihood once. Or raise eps, temper the likelihood (n0, power), or go on all "
+            "the same with `prepare=Preparation(force=True)`"
+        )
+
+
+def warn_if_blurred(size: int, num_rows: float, rho: float, options: Preparation, eps: float) -> None:
+    """Warn of a release whose noise will leave little of the posterior, by public numbers only.
+
+    :param size, num_rows, rho: as in `require_hope`.
+    """
+    shift = released_error(size, num_rows, rho)
+    if options.mode != "walk" and shift > ROUGH_ERROR:
+        warnings.warn(
+            f"eps={eps:g} with {num_rows:.6g} rows will give a blurred posterior of the {size} numbers in which this "
+            f"model's parameters meet the data: noise shifts it by about {shift:.2g} of its standard deviations, and "
+            f"makes it about {math.hypot(1, shift):.2g} times as wide. `numpyro_dp.plan` says from which eps or number "
+            "of rows on it works",
+            stacklevel=2,
+        )

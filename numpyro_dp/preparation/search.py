@@ -1,0 +1,321 @@
+"""The private search for the posterior: from the prior to a frame in which the posterior is about N(0, I).
+
+Coordinates of the likelihood are phi (`numpyro_dp.cut`); the prior stays outside, as a rough normal law of phi that
+prior draws give. First the scale of each coordinate's derivatives is searched for, so that no coordinate measured in
+large units hides the others. Then a round of the search
+
+    1. finds clip bounds for the rows' gradients and information matrices, by noisy binary searches;
+    2. releases the sums of both, clipped;
+    3. makes a Fisher scoring step, in which eigenvalues of the information that noise may have made are raised;
+    4. compares the step with other lengths, by one noisy release of the log likelihood's rise along it, unless it is no
+       longer than noise would make it;
+    5. whitens anew. Where a release cannot tell how much the rows say, the frame keeps the width that it had.
+
+A round costs next to nothing, until a released step is consistent with being there already: then each is paid better
+than the one before, until the noise in a step is about a posterior's width and that in the information well below 1.
+Constants were chosen on the half `"seen"` of `benchmarks/zoo.py`.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_dp.kernels.target import Draw
+from numpyro_dp.preparation.derivatives import BOUND_GRID, SCALE_GRID, Bounds, Derivatives, Frame, Survey
+from numpyro_dp.preparation.fund import Fund, Wish, only
+
+SEARCH_SHARE = 0.5
+"""Of the budget, the search spends at most so much."""
+MOST_ROUNDS = 60
+EXPECTED_ROUNDS = 8
+"""So many rounds are paid for where the table is small."""
+RICH, RICH_SHARE = 10.0, 0.05
+"""Where so many rounds would cost less than this share of the budget, they are paid better, up to so many times."""
+ROUND_SHARE = 0.1
+"""Of the budget, for the derivatives of one round, at most."""
+GROWTH = 6.0
+LINE = 8.0 ** np.arange(1, -8, -1)
+"""Multiples of a step that are compared."""
+_UNSEEN = 0.35
+"""A clip bound is searched for that so many of the rows exceed."""
+_WIDENS = 1 / 16
+"""A round raises eigenvalues of the posterior's precision to this, where the frame says 1: an outcome that is all but
+certain says nothing about its parameters, and the frame would become as wide as the prior."""
+_INFORMATION_ROOM = 2.0
+"""Over that, for the information: its norms vary as the squares of the gradients'."""
+_STEP_FLOOR = 0.5
+"""Of the noise's spectrum: eigenvalues below are raised to it in a step."""
+FINE_NOISE, FINE_EDGE = 8.0, 1.0
+_LEAST, _MOST = 0.15, 5.0
+"""Eigenvalues of the posterior's precision in a frame that is right enough, as released; but for what noise makes."""
+_NARROWEST, _WIDEST = 1e-7, 1e3
+"""Widths of a frame, over the prior's."""
+_LOUD = 30.0
+"""A step whose noise is above this, squared and for each coordinate, is not gone without a look at what it gains."""
+
+
+class NormalPrior(NamedTuple):
+    """A rough normal law of phi, from prior draws; it guides the search and enters no posterior."""
+
+    mean: np.ndarray
+    covariance: np.ndarray
+
+    def in_frame(self, frame: Frame) -> tuple[np.ndarray, np.ndarray]:
+        """Slope of its log density at the frame's centre, and its precision, in the frame's coordinates."""
+        whitening = np.asarray(frame.whitening)
+        precision = whitening.T @ np.linalg.solve(self.covariance, whitening)
+        slope = whitening.T @ np.linalg.solve(self.covariance, self.mean - np.asarray(frame.center))
+        return slope, (precision + precision.T) / 2
+
+    def log_density(self, phi: np.ndarray) -> float:
+        """Up to a constant."""
+        away = phi - self.mean
+        return float(-away @ np.linalg.solve(self.covariance, away) / 2)
+
+
+def rough_normal(draws: np.ndarray) -> NormalPrior:
+    """Median and covariance of `draws` (k, m), with values beyond 6 robust standard deviations pulled in."""
+    draws = draws[np.isfinite(draws).all(1)]
+    median = np.median(draws, 0)
+    scale = np.subtract(*np.percentile(draws, [75, 25], 0)) / 1.349
+    scale = np.maximum(scale, 1e-6 * np.maximum(np.abs(median), 1))
+    scaled = np.clip((draws - median) / scale, -6, 6)
+    covariance = np.cov(scaled, rowvar=False).reshape(scaled.shape[1], -1) + 1e-3 * np.eye(scaled.shape[1])
+    return NormalPrior(median, scale[:, None] * covariance * scale)
+
+
+def place_of(draws: np.ndarray) -> np.ndarray:
+    """The median of `draws` (k, d) of the unconstrained parameters, but 0 where it is that up to its Monte Carlo error.
+
+    Slopes that differ from 0 by that error only can be enough to saturate a link, where covariates are large.
+    """
+    draws = draws[np.isfinite(draws).all(1)]
+    median = np.median(draws, 0)
+    spread = np.subtract(*np.percentile(draws, [75, 25], 0)) / 1.349
+    near_zero = np.abs(median) < 4 * 1.25 * spread / math.sqrt(len(draws))
+    return np.where(near_zero, 1e-4 * spread, median)  # not 0 itself, where a link may have a kink
+
+
+class Round(NamedTuple):
+    """What one round released, in its own frame, and what followed.
+
+    :ivar step: in the frame's coordinates, before its length was chosen.
+    :ivar length: multiple of it that was gone.
+    :ivar distance: square of the step's length in posterior standard deviations.
+    :ivar noise: what the noise adds to that on average.
+    :ivar edge: about the largest eigenvalue of the noise in the information (Wigner's semicircle).
+    :ivar least, most: smallest and largest eigenvalue of the posterior's precision, as released.
+    """
+
+    frame: Frame
+    bounds: Bounds
+    found: Derivatives
+    step: np.ndarray
+    length: float
+    distance: float
+    noise: float
+    edge: float
+    least: float
+    most: float
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the step is no longer than noise would make it."""
+        return self.distance < expected_square(len(self.step), self.noise)
+
+    @property
+    def worth(self) -> float:
+        """How much better the next round is to be paid.
+
+        More, where noise alone decides on the step, in a frame that is not far from right.
+        """
+        if self.is_near and self.edge < max(4.0, len(self.step)):
+            return GROWTH
+        return 1 / GROWTH
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the frame that follows may be used, should nothing better follow."""
+        return self.is_near and self.edge < 2 * FINE_EDGE and self.most < 2 * _MOST
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the last release may be made where this round has led."""
+        m = len(self.step)
+        settled = self.is_near and self.length == 1 and self.noise < FINE_NOISE * m
+        resolved = self.edge < FINE_EDGE and self.least > min(_LEAST, 1 - 1.3 * self.edge)
+        return settled and resolved and self.most < _MOST
+
+
+def expected_square(size: int, noise: float) -> float:
+    """The square of a step is hardly above this where it starts from the posterior."""
+    return 4 * size + 6 * noise
+
+
+class Found(NamedTuple):
+    """Where the search has ended.
+
+    :ivar frame: in which the posterior is about N(0, I).
+    :ivar rounds: what was released on the way.
+    :ivar num_rows: n; with noise where it is private.
+    """
+
+    frame: Frame
+    rounds: list[Round]
+    num_rows: float
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether the last round was precise enough, and said so."""
+        return bool(self.rounds) and self.rounds[-1].is_enough
+
+
+class _Prices(NamedTuple):
+    """In rho, of the cheap rounds; as said in `search`."""
+
+    bounds: float
+    derivatives: float
+    line: float
+
+
+def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, num_rows: int | None) -> Found:
+    """Search for the posterior.
+
+    Counts are bought to 7% of the rows, sums of derivatives to a tenth of what they would be if all rows agreed; where
+    that would be more than the search has, to less.
+
+    :param near: where to start, and how wide.
+    :param num_rows: n; None if it is private: then it is released.
+    """
+    m, rho = survey.size, fund.left
+    n = float(num_rows) if num_rows is not None else _count(survey, fund, 0.01 * rho)
+    allowed = fund.left - (1 - SEARCH_SHARE) * rho
+    scales, bounds, derivatives, line = 600 * m / n**2, 1100 / n**2, 400 * m / n**2, 2000 / n**2
+    cheapest = scales + EXPECTED_ROUNDS * (bounds + derivatives + line)
+    factor = min(allowed / cheapest, max(1.0, min(RICH, RICH_SHARE * rho / cheapest)))
+    prices = _Prices(*(factor * price for price in (bounds, derivatives, line)))
+    frame = _first_frame(survey, prior, near, fund, factor * scales, n)
+    rounds: list[Round] = []
+    usable = None
+    worth = 1.0  # of the next round's derivatives, over the cheapest
+    while len(rounds) < MOST_ROUNDS:
+        price = min(worth * prices.derivatives, ROUND_SHARE * rho)
+        if fund.left - (price + prices.bounds + prices.line) < (1 - SEARCH_SHARE) * rho:
+            break
+        here = _round(survey, prior, fund, frame, prices._replace(derivatives=price), n, not rounds)
+        rounds.append(here)
+        frame = _next_frame(here, prior)
+        usable = frame if here.is_usable else usable
+        if here.is_enough:
+            break
+        worth = max(worth * here.worth, 1.0)
+    return Found(frame if usable is None else usable, rounds, n)
+
+
+def _count(survey: Survey, fund: Fund, rho: float) -> float:
+    return max(survey.count(only(fund.ask(count=Wish(rho))["count"])), 1.0)
+
+
+def _first_frame(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, rho: float, n: float) -> Frame:
+    """Around the start, as wide as the prior or as the rows' derivatives there allow, whatever is less."""
+    frame = Frame(near.mean, np.diag(np.sqrt(np.diag(near.covariance))))
+    draws = fund.ask(scales=Wish(rho, SCALE_GRID.num_counts, (survey.size,)))["scales"]
+    scales = survey.scales(draws, frame, 2.0**-20, _UNSEEN * n)
+    whitening = np.asarray(frame.whitening) / np.maximum(1, scales * math.sqrt(survey.power * n) / 2)
+    return frame._replace(whitening=within_reason(whitening, prior))
+
+
+def _round(
+    survey: Survey,
+    prior: NormalPrior,
+    fund: Fund,
+    frame: Frame,
+    prices: _Prices,
+    n: float,
+    is_first: bool,
+) -> Round:
+    m = survey.size
+    draws = fund.ask(
+        bounds=Wish(prices.bounds, BOUND_GRID.num_counts, (2,)),
+        derivatives=Wish(prices.derivatives, 1, (m + m * (m + 1) // 2,)),
+    )
+    typical = math.sqrt(m / (survey.power * n))
+    score, information = survey.bounds(draws["bounds"], frame, 2.0**-16 * np.array([typical, typical**2]), _UNSEEN * n)
+    # Where few rows say most (a rare outcome), typical ones say little: bounds are not below those of a right frame.
+    bounds = Bounds(max(score, typical), max(_INFORMATION_ROOM * information, typical**2))
+    found = survey.derivatives(only(draws["derivatives"]), frame, bounds, 0.5)
+    slope, precision = prior.in_frame(frame)
+    edge = noise_edge(found.information_scale, m)
+    values, vectors = np.linalg.eigh(found.information)
+    whole = (vectors * np.maximum(values, max(_STEP_FLOOR * edge, _WIDENS))) @ vectors.T + precision
+    step = np.linalg.solve(whole, found.score + slope)
+    length = 1.0
+    distance = float(step @ whole @ step)
+    noise = float(found.score_scale**2 * np.trace(np.linalg.inv(whole)))
+    if is_first or distance > expected_square(m, noise) or noise > _LOUD * m:
+        draw = only(fund.ask(line_search=Wish(prices.line, 1, (len(LINE),)))["line_search"])
+        length = _length(survey, draw, prior, frame, step, float(bounds.score))
+        if length == 0 and distance < expected_square(m, noise) and noise < _LOUD * m:
+            length = 1.0
+    precisions = np.linalg.eigvalsh(found.information + precision)
+    return Round(
+        frame,
+        bounds,
+        found,
+        step,
+        length,
+        distance,
+        noise,
+        edge,
+        float(precisions[0]),
+        float(precisions[-1]),
+    )
+
+
+def noise_edge(scale: float, size: int) -> float:
+    """About the largest eigenvalue of the noise in an information matrix (Wigner's semicircle)."""
+    return scale * math.sqrt(2 * size)
+
+
+def _known(found: Derivatives, edge: float) -> np.ndarray:
+    """The information, but where noise hides it, so much that the frame stays as wide as it is, or widens slowly."""
+    values, vectors = np.linalg.eigh(found.information)
+    return (vectors * np.maximum(values, min(1.0, max(edge / 4, _WIDENS)))) @ vectors.T
+
+
+def _next_frame(here: Round, prior: NormalPrior) -> Frame:
+    frame = here.frame
+    _, precision = prior.in_frame(frame)
+    values, vectors = np.linalg.eigh(_known(here.found, here.edge) + precision)
+    whitening = np.asarray(frame.whitening)
+    center = frame.center + whitening @ (here.length * here.step)
+    return Frame(center, within_reason(whitening @ (vectors / np.sqrt(values)), prior))
+
+
+def within_reason(whitening: np.ndarray, prior: NormalPrior) -> np.ndarray:
+    """The same, but in each direction by no more than `_NARROWEST` and `_WIDEST` other than the prior.
+
+    Where noise decides, as in a table of a few rows, each frame would be narrower than the one before, until it is
+    singular.
+    """
+    root = np.linalg.cholesky(prior.covariance)
+    left, widths, right = np.linalg.svd(np.linalg.solve(root, whitening))
+    kept = np.clip(widths, _NARROWEST, _WIDEST)
+    return whitening if np.array_equal(kept, widths) else root @ (left * kept) @ right
+
+
+def _length(survey: Survey, draw: Draw, prior: NormalPrior, here: Frame, step: np.ndarray, bound: float) -> float:
+    """Which multiple of the step to go: the largest whose gain is clear, and not far less so than that of the clearest.
+
+    Along a parabola the gain of the whole step is half as clear as that of a tiny one. 0 if no gain is clear.
+    """
+    start = np.asarray(here.center)
+    ends = start + LINE[:, None] * (np.asarray(here.whitening) @ step)
+    # The linear part of a row's rise is at most this; a row that falls by more is counted as falling by that much.
+    largest = np.maximum(bound * np.linalg.norm(step) * LINE, 1e-30)
+    gains, scales = survey.gains(draw, start, ends, largest)
+    gains = gains + [prior.log_density(end) - prior.log_density(start) for end in ends]
+    clear = gains / scales
+    worth = clear > max(0.25 * clear.max(), 1.0)
+    return float(LINE[int(np.argmax(worth))]) if worth.any() else 0.0

@@ -1,0 +1,258 @@
+"""Whether released numbers vouch for the posterior, and if not, why.
+
+Each reason compares a released number with what it would be if all were well, and with the noise in it.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+
+from numpyro_dp.cut import Cut
+from numpyro_dp.preparation.derivatives import CURVE_GRID, Fit, Frame, Survey
+from numpyro_dp.preparation.fund import Fund, Wish, only
+from numpyro_dp.preparation.last_release import LastRelease, recentred
+from numpyro_dp.preparation.search import Found, NormalPrior, noise_edge
+from numpyro_dp.preparation.surrogate import Surrogate
+from numpyro_dp.symmetry import Symmetry
+
+FIT_SHARE = 0.07
+"""Of the budget, for the last look at the rows."""
+_POINTS = 4  # pairs of them
+_OF_SAMPLING = 0.2  # standard deviation of whether a row is outlying, if it is one of nine that are alike
+
+
+class Check(NamedTuple):
+    """What released numbers say about a surrogate; all of it would be about as named if the surrogate were right.
+
+    :ivar has_arrived: whether the search for the posterior ended with a step of no significance: yes.
+    :ivar moved: how far the mode moved from the first of the last releases to the second, as a chi-square statistic
+        over its degrees of freedom: 1.
+    :ivar reach: length of that move over the square root of the number of coordinates, in posterior standard
+        deviations: about 1, or what the noise makes of it.
+    :ivar unresolved: the largest part of a coordinate's precision that the information's noise may have made: below 1.
+    :ivar clipped: share of the rows that were clipped beyond what the model expects: 0; None where no model tells.
+    :ivar outlying: the same of rows that are far further out than the outcomes that the model draws for them.
+    :ivar clipped_noise, outlying_noise: standard deviations of the noise in these; of the rows' own chance, too, in the
+        second.
+    :ivar variance: of the clipped scores over the information, as released: that of the surrogate.
+    :ivar curve: by how much the log likelihood is above a quadratic, at each of some points of about a posterior's
+        width: 0.
+    :ivar curve_noise: standard deviation of the noise in it.
+    """
+
+    has_arrived: bool
+    moved: float
+    reach: float
+    unresolved: float
+    clipped: float | None
+    outlying: float | None
+    clipped_noise: float
+    outlying_noise: float
+    variance: float
+    curve: np.ndarray
+    curve_noise: float
+
+
+def check(
+    survey: Survey,
+    found: Found,
+    surrogate: Surrogate,
+    stages: Sequence[LastRelease],
+    prior: NormalPrior,
+    fund: Fund,
+    rho: float,
+) -> tuple[Check, Surrogate]:
+    """Look at the rows once more; also the surrogate, with the variance of the clipped scores as released."""
+    m, n = survey.size, found.num_rows
+    frame, last = recentred(surrogate, prior), stages[-1]
+    half = np.random.default_rng(0).standard_normal((_POINTS, m))
+    points = np.concatenate([half, -half])
+    draws = fund.ask(fit_bound=Wish(rho / 2, CURVE_GRID.num_counts, (1,)), fit=Wish(rho / 2, 1, (3 + 2 * _POINTS,)))
+    typical = m / (survey.power * n)
+    # Where few rows are far from their tangent (kinks), a bound that many exceed would hide them.
+    most = min(max(0.005 * n, 1.5 * math.sqrt(CURVE_GRID.num_counts / rho)), 0.3 * n)
+    fit = survey.fit(
+        draws["fit_bound"], only(draws["fit"]), frame, float(last.bounds.score), points, typical / 16, most
+    )
+    surrogate = surrogate._replace(variance=_variance(survey, fit, surrogate, frame, last, n))
+    _, precision = prior.in_frame(surrogate.frame)
+    whole = surrogate.curvature + precision
+    edge = noise_edge(surrogate.curvature_scale, m)
+    moved, reach = _moved(stages, prior)
+    return Check(
+        has_arrived=found.has_arrived,
+        moved=moved,
+        reach=reach,
+        unresolved=float(edge / np.linalg.eigvalsh(whole)[0]),
+        clipped=fit.clipped / n if survey.centres else None,
+        outlying=fit.outlying / n if survey.centres else None,
+        clipped_noise=fit.clipped_scale / n,
+        outlying_noise=math.hypot(fit.outlying_scale / n, _OF_SAMPLING / math.sqrt(n)),
+        variance=surrogate.variance,
+        curve=fit.curve,
+        curve_noise=fit.curve_scale,
+    ), surrogate
+
+
+def _variance(survey: Survey, fit: Fit, surrogate: Surrogate, frame: Frame, last: LastRelease, n: float) -> float:
+    """Of the clipped scores over the information: the ratio of their traces, in the frame of the last look."""
+    change = np.linalg.solve(np.asarray(surrogate.frame.whitening), np.asarray(frame.whitening))
+    information = float(np.trace(change.T @ surrogate.curvature @ change))
+    if not information > 0:  # a release that is all noise: rows told nothing
+        return 1.0
+    square = survey.power * fit.square
+    ratio, noise = square / information, survey.power * fit.square_scale / information
+    # Where the noise tells nothing, 1: with that, intervals are rather too wide.
+    weight = 1 / (1 + (noise / 0.2) ** 2)
+    return float(np.clip(weight * ratio + (1 - weight), 0.3, 3.0))
+
+
+def _moved(stages: Sequence[LastRelease], prior: NormalPrior) -> tuple[float, float]:
+    """How far the mode moved between the last releases: `Check.moved` and `Check.reach`.
+
+    Both are seen from the frame of the last one, in which the first one's mode is at 0.
+    """
+    here = stages[-1]
+    m = len(here.found.score)
+    slope, precision = prior.in_frame(here.frame)
+    edge = noise_edge(here.found.information_scale, m)
+    values, vectors = np.linalg.eigh(here.found.information)
+    whole = (vectors * np.maximum(values, edge / 2)) @ vectors.T + precision
+    step = np.linalg.solve(whole, here.found.score + slope)
+    inverse = np.linalg.inv(whole)
+    noise = here.found.score_scale**2 * inverse @ inverse
+    first = stages[-2]
+    change = np.linalg.solve(np.asarray(here.frame.whitening), np.asarray(first.frame.whitening))
+    inverse = inverse @ np.linalg.inv(change).T
+    noise = noise + first.found.score_scale**2 * inverse @ inverse.T
+    noise += first.found.information_scale**2 * np.eye(m)
+    return float(step @ np.linalg.solve(noise, step) / m), math.sqrt(max(step @ whole @ step, 0.0) / m)
+
+
+# Thresholds were chosen on the half "seen" of `benchmarks/zoo.py`: see docs/small-eps.md for how often they are wrong.
+MOST_MOVED, MOST_REACH = 4.0, 2.5
+UNSURE_MOVED, UNSURE_REACH = 2.5, 1.2
+"""The same, where the search has not ended by itself."""
+MOST_UNRESOLVED = 0.7
+CLEAR = 4.0
+"""Standard deviations of the noise that a number must be away from where it should be."""
+CLEAR_OUTLYING = 3.3
+MOST_SURPRISING = 0.005
+MOST_CURVED = 1.0
+MOST_VARIED = 2.0
+
+
+def reasons(check: Check) -> list[str]:
+    """Why released numbers do not vouch for a surrogate, each with the number and what would help."""
+    found = []
+    most = (MOST_MOVED, MOST_REACH) if check.has_arrived else (UNSURE_MOVED, UNSURE_REACH)
+    if check.moved > most[0] and check.reach > most[1]:
+        found.append(
+            f"the search had not arrived: between the last two releases the mode moved {check.reach:.1f} standard "
+            f"deviations, {check.moved:.1f} times what noise explains. A larger eps, fewer parameters, or a public "
+            "start and scales (`Preparation`) would help"
+        )
+    if check.unresolved > MOST_UNRESOLVED:
+        found.append(
+            f"noise may have made {min(check.unresolved, 1.0):.0%} of what is known in some direction of the "
+            "parameters. A larger eps, fewer parameters or a narrower prior would help"
+        )
+    surprises = [
+        ("clipped", check.clipped, check.clipped_noise, CLEAR),
+        ("far further out than what it draws", check.outlying, check.outlying_noise, CLEAR_OUTLYING),
+    ]
+    for what, share, noise, clear in surprises:
+        if share is not None and abs(share) > max(clear * noise, MOST_SURPRISING):
+            found.append(
+                f"the rows are not as the model says: {abs(share):.1%} {'more' if share > 0 else 'fewer'} of them than "
+                f"it expects are {what} (noise of that count {noise:.1%}). What the clip takes from them moves the "
+                "posterior, scales and intervals above all. A law with other tails (Student's t, a negative binomial) "
+                "or a missing covariate would help"
+            )
+            break
+    if check.variance > MOST_VARIED:
+        found.append(
+            f"the rows' scores vary {check.variance:.1f} times as much as the model says (1 if it holds): intervals "
+            "are too narrow for rows that are not as the model says, or the place is wrong. Another law or a larger "
+            "eps would help"
+        )
+    curve, noise = float(np.sqrt(np.mean(check.curve**2))), check.curve_noise
+    excess = math.sqrt(max(curve**2 - noise**2, 0.0))
+    # Of k squares of noise, whose mean has a relative standard deviation of sqrt(2 / k).
+    if curve**2 > noise**2 * (1 + CLEAR * math.sqrt(2 / len(check.curve))) and excess > MOST_CURVED:
+        found.append(
+            f"within a posterior's width the log likelihood is {excess:.1f} from the quadratic that stands for it "
+            f"(noise of that {noise:.1g}). Parameters in which it is closer to a normal one, or `DPPenalty`, would help"
+        )
+    return found
+
+
+def unmixed(draws: Any) -> list[str]:
+    """Why the chains of a finished run have not converged.
+
+    :param draws: a tree of arrays, chains and draws leading.
+    """
+    leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(draws)]
+    leaves = [leaf.reshape(*leaf.shape[:2], -1) for leaf in leaves if leaf.size]
+    if not leaves:
+        return []
+    flat = np.concatenate(leaves, 2)
+    chains, length, _ = flat.shape
+    if length < 4:
+        return ["four draws at least tell whether chains have converged"]
+    with np.errstate(all="ignore"):
+        r_hat, size = split_gelman_rubin(flat), effective_sample_size(flat)
+        stuck = not np.isfinite(flat).all() or bool(np.any(np.ptp(flat, axis=(0, 1)) == 0))
+    # Of independent draws R-hat is above 1 by about 1 / length.
+    worst, least = float(np.nanmax(r_hat, initial=1.0)), float(np.nanmin(size, initial=np.inf))
+    if not stuck and worst < 1.01 + 10 / length and least > min(400, 0.2 * chains * length):
+        return []
+    return [
+        f"the chains have not converged: R-hat {worst:.3f}, effective size {0 if stuck else least:.0f} of "
+        f"{chains * length} draws. A longer warmup and more draws cost no privacy with DPHMC's default, and eps "
+        "otherwise"
+    ]
+
+
+class Mirror(NamedTuple):
+    """Other parameters at which prior and likelihood are the same as where the draws are.
+
+    :ivar what: what is exchanged or changes its sign.
+    :ivar distance: how far they are, in standard deviations of the released likelihood.
+    """
+
+    what: str
+    distance: float
+
+
+_APART = 2.0
+
+
+def find_mirror(symmetries: Sequence[Symmetry], cut: Cut, surrogate: Surrogate, start: np.ndarray) -> Mirror | None:
+    """The posterior's hump that is furthest from the one that was released, if any is so far that they do not merge.
+
+    Two places whose middle the posterior is around are apart by noise only: in k coordinates about ``2 sqrt(k)``.
+
+    :param start: unconstrained parameters near the posterior.
+    """
+
+    def coordinates(z: np.ndarray) -> np.ndarray:
+        return np.asarray(cut.coordinates(jnp.asarray(z, jnp.result_type(float))), float)
+
+    if not symmetries:
+        return None
+    here, found = coordinates(start), []
+    of_noise = np.linalg.pinv(surrogate.curvature + surrogate.score_covariance, hermitian=True)
+    for symmetry in symmetries:
+        way = coordinates(symmetry.image(start)) - here
+        changed = np.sum(np.abs(way) > 1e-4 * np.abs(here))
+        slope = surrogate.curvature @ np.linalg.solve(surrogate.frame.whitening, way)
+        distance = math.sqrt(max(slope @ of_noise @ slope, 0.0))
+        if distance > 2 * (math.sqrt(changed) + _APART):
+            found.append(Mirror(symmetry.what, distance))
+    return max(found, key=lambda mirror: mirror.distance, default=None)

@@ -1,0 +1,257 @@
+"""Surveys of tables with rows' densities written by hand, and leaves for releases with noise made by hand."""
+
+import math
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dp.accounting import noise_multiplier_for
+from numpyro_dp.cut import Cut
+from numpyro_dp.kernels.target import Draw, PrivateTarget
+from numpyro_dp.ledger import Ledger, Plan, Releases, merged_stages
+from numpyro_dp.mechanisms import Gaussian
+from numpyro_dp.noise import GridNoise, NoiseSource
+from numpyro_dp.preparation.derivatives import Derivatives, Fit, Frame, Survey
+from numpyro_dp.preparation.fund import RESERVE, Fund
+
+M = 3
+POWER = 0.4
+FRAME = Frame(np.array([0.3, -0.2, 0.1]), np.array([[0.5, 0, 0], [0.2, 0.4, 0], [-0.1, 0.3, 0.6]]))
+MULTIPLIER = 1e-9  # noise that nobody sees
+
+
+# -- Densities of a row (X, y), and the same with y drawn at phi -------------------------------------------------------
+
+
+def logistic(phi, row):
+    X, y = row
+    logit = X[0] @ phi
+    return y[0] * logit - jnp.logaddexp(0.0, logit)
+
+
+def drawn_logistic(phi, row, words):
+    X, y = row
+    drawn = jax.random.bernoulli(jax.random.wrap_key_data(words), jax.nn.sigmoid(X[0] @ phi))
+    return logistic(phi, (X, drawn[None].astype(y.dtype)))
+
+
+def log_normal(phi, row):
+    """No density at y = 0, nor below, and a scale among the parameters."""
+    X, y = row
+    misfit = (jnp.log(y[0]) - X[0, :2] @ phi[:2]) * jnp.exp(-phi[2])
+    return -(misfit**2) / 2 - phi[2] - jnp.log(y[0])
+
+
+def drawn_log_normal(phi, row, words):
+    X, y = row
+    normal = jax.random.normal(jax.random.wrap_key_data(words), y.shape, y.dtype)
+    return log_normal(phi, (X, jax.lax.stop_gradient(jnp.exp(X[0, :2] @ phi[:2] + jnp.exp(phi[2]) * normal))))
+
+
+def linear(phi, row):
+    """Normal, of known scale 1: the log density is a parabola."""
+    X, y = row
+    return -((y[0] - X[0] @ phi) ** 2) / 2
+
+
+def drawn_linear(phi, row, words):
+    X, y = row
+    normal = jax.random.normal(jax.random.wrap_key_data(words), (), y.dtype)
+    return linear(phi, (X, jax.lax.stop_gradient(X[0] @ phi + normal)[None]))
+
+
+DRAWN = {logistic: drawn_logistic, log_normal: drawn_log_normal, linear: drawn_linear}
+
+
+# -- Surveys -----------------------------------------------------------------------------------------------------------
+
+
+def cut_of(density, drawn=None, size=M):
+    return Cut(size, True, tuple("abcdefgh"[:size]), lambda z: z, density, drawn)
+
+
+def survey_of(rows, density=logistic, relation="replace_one", power=POWER, can_draw=True, is_smooth=True):
+    """
+    :param can_draw: whether the survey is told how outcomes are drawn.
+    """
+    rows = tuple(jnp.asarray(part, jnp.result_type(float)) for part in rows)
+    separated = SimpleNamespace(
+        log_prior=lambda args, kwargs: lambda z: -z @ z / 2,
+        row_log_density=lambda args, kwargs: density,
+        rows=lambda args, kwargs: rows,
+        num_params=M,
+        rows_per_unit=1,
+        has_public_places=True,
+        num_rows=len(rows[0]),
+    )
+    target = PrivateTarget(separated, (), {}, neighboring_relation=relation, power=power)
+    return Survey(target, cut_of(density, DRAWN[density] if can_draw else None), is_smooth)
+
+
+def with_rows(survey, rows, dtype=None):
+    """The same survey, with its programs, of another table."""
+    survey._target = survey._target.on(tuple(jnp.asarray(part, dtype or survey.dtype) for part in rows))
+    survey._target.num_rows = len(rows[0])
+    return survey
+
+
+def table(n, seed=0):
+    """Covariates of several sizes, outcomes 0 and 1."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, M)) * rng.choice([0.3, 1.0, 4.0], (n, 1)), rng.integers(0, 2, n).astype(float)
+
+
+# -- Leaves for releases -----------------------------------------------------------------------------------------------
+
+
+def draw(*shape, hi=0, lo=0, multiplier=MULTIPLIER):
+    """For a release of `shape` with given noise, in steps of the grid."""
+    noise = GridNoise(*(jnp.broadcast_to(jnp.asarray(part, jnp.int32), shape) for part in (hi, lo)))
+    return Draw(noise, None, jnp.asarray(multiplier), jnp.array(True), jnp.zeros(1, jnp.uint32), jnp.array(False))
+
+
+def of_derivatives(m=M, **noise):
+    return draw(m + m * (m + 1) // 2, **noise)
+
+
+def searches(counts, k=1, multiplier=MULTIPLIER, hi=0, lo=0):
+    """For the `counts` steps of a search of k bounds.
+
+    :param hi, lo: noise of each step, shape (counts,) or none.
+    """
+    hi, lo = (np.broadcast_to(np.asarray(part)[..., None], (counts, k)) for part in (hi, lo))
+    return draw(counts, k, hi=hi, lo=lo)._replace(
+        noise_multiplier=jnp.full(counts, multiplier),
+        granted=jnp.ones(counts, bool),
+        tag=jnp.zeros((counts, 1), jnp.uint32),
+        accepted=jnp.zeros(counts, bool),
+    )
+
+
+class Parabola:
+    """In the place of a survey: what one of n rows would say whose log likelihood is a parabola of phi.
+
+    :param place, precision: of the likelihood's mode.
+    :ivar asked: names of the questions, in order.
+    """
+
+    def __init__(self, place, precision, n=10_000, seed=0, power=1.0, centres=True):
+        self.place, self.precision, self.n = np.asarray(place, float), np.asarray(precision, float), n
+        self.size, self.power, self.centres = len(self.place), power, centres
+        self.asked: list[str] = []
+        self._rng = np.random.default_rng(seed)
+
+    def log_likelihood(self, phi):
+        away = np.asarray(phi) - self.place
+        return -np.einsum("...i,ij,...j", away, self.precision, away) / 2
+
+    def exact(self, frame):
+        """Score and information at the centre of the frame."""
+        whitening = np.asarray(frame.whitening)
+        return (
+            whitening.T @ self.precision @ (self.place - frame.center),
+            whitening.T @ self.precision @ whitening,
+        )
+
+    def _noise(self, draw):
+        return 2 * np.max(np.asarray(draw.noise_multiplier, float))
+
+    def count(self, draw):
+        self.asked.append("count")
+        return self.n + self._noise(draw) * self._rng.normal()
+
+    def scales(self, draws, frame, smallest, threshold):
+        self.asked.append("scales")
+        score, information = self.exact(frame)
+        return np.sqrt(np.diag(information) / self.n + (score / self.n) ** 2)
+
+    def bounds(self, draws, frame, smallest, threshold):
+        self.asked.append("bounds")
+        score, information = self.exact(frame)
+        return np.array(
+            [math.sqrt(np.trace(information) / self.n + score @ score / self.n**2), np.trace(information) / self.n]
+        )
+
+    def derivatives(self, draw, frame, bounds, share):
+        self.asked.append("derivatives")
+        score, information = self.exact(frame)
+        score = score * min(1, self.n * bounds.score / max(np.linalg.norm(score), 1e-30))
+        information = information * min(1, self.n * bounds.information / np.linalg.norm(information))
+        scales = [self._noise(draw) * b / math.sqrt(part) for b, part in zip(bounds, (1 - share, share), strict=True)]
+        noise = np.tril(self._rng.normal(size=2 * [self.size]) * np.where(np.eye(self.size), 1, math.sqrt(0.5)))
+        return Derivatives(
+            score + scales[0] * self._rng.normal(size=self.size),
+            scales[0],
+            information + scales[1] * (noise + np.tril(noise, -1).T),
+            scales[1],
+        )
+
+    def gains(self, draw, start, ends, bounds):
+        self.asked.append("gains")
+        rises = self.log_likelihood(ends) - self.log_likelihood(start)
+        scales = self._noise(draw) * math.sqrt(len(ends)) * np.asarray(bounds)
+        return np.clip(rises, -self.n * bounds, self.n * bounds) + scales * self._rng.normal(size=len(ends)), scales
+
+    def fit(self, search, draw, frame, bound, points, smallest, threshold):
+        """As if nothing were clipped, and no row surprising."""
+        self.asked.append("fit")
+        score, information = self.exact(frame)
+        scale = self._noise(draw) * math.sqrt(4)
+        square, curve = bound**2 * scale / 2, 4 * smallest * scale
+        noise = self._rng.normal(size=3 + len(points))
+        return Fit(
+            clipped=scale * noise[0],
+            clipped_scale=scale,
+            outlying=scale * noise[1],
+            outlying_scale=scale,
+            square=np.trace(information) + score @ score / self.n + square * noise[2],
+            square_scale=square,
+            curve=curve * noise[3:],
+            curve_scale=curve,
+        )
+
+
+def fund_of(rho):
+    """A fund with a ledger of its own."""
+    ledger = Ledger(NoiseSource(0))
+    reserve = Releases((Gaussian(noise_multiplier_for(rho, 1)),), (1,))
+    ledger.commit(Plan(1.0, 1e-6, "replace_one", {RESERVE: reserve}, 1, 1, None))
+    return Fund(ledger)
+
+
+def spent_by(fund):
+    """rho of each kind of release that was planned and made, stages as one."""
+    kinds = {name: kind for name, kind in fund._ledger.plan.kinds.items() if RESERVE not in name}
+    assert fund._ledger.spent().items() >= {name: kind.counts for name, kind in kinds.items()}.items()
+    merged = merged_stages(kinds)
+    return {
+        name: math.fsum(count * m.rho for m, count in zip(kind.mechanisms, kind.counts, strict=True))
+        for name, kind in merged.items()
+    }
+
+
+def positive(rng, m, scale=1.0):
+    """A positive definite matrix."""
+    root = rng.normal(size=(m, m + 2))
+    return scale * root @ root.T / m
+
+
+def symmetric_noise(rng, count, m, scale):
+    """Noise as the survey releases it: independent in the packed entries, whose off-diagonal is times sqrt(2)."""
+    rows, columns = np.tril_indices(m)
+    noise = np.zeros((count, m, m))
+    noise[:, rows, columns] = scale * rng.normal(size=(count, len(rows))) / np.where(rows == columns, 1, np.sqrt(2))
+    return noise + np.swapaxes(np.tril(noise, -1), 1, 2)
+
+
+def assert_mean(draws, expected):
+    """The average over the first axis, within 5 standard errors and rounding."""
+    error = draws.std(0) / np.sqrt(len(draws))
+    assert np.all(np.abs(draws.mean(0) - expected) <= 5 * error + 1e-12), (draws.mean(0) - expected) / error
+
+
+def assert_covariance(draws, expected):
+    centred = draws - draws.mean(0)
+    assert_mean(centred[:, :, None] * centred[:, None], expected)

@@ -1,0 +1,497 @@
+"""The survey releases what it says: sums of clipped row quantities, and bounds that so many rows exceed.
+
+Noise is made by hand and is as good as 0: a release is compared with the sum that NumPy computes, or with what a model
+expects, within 5 standard errors. What one row can do to a release: `test_sensitivity.py`.
+"""
+
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import numpyro_dp.preparation.derivatives
+from numpyro_dp.clipping import GRID
+from numpyro_dp.kernels.target import Grid
+from numpyro_dp.preparation.derivatives import (
+    _FAR,
+    _LIGHT,
+    BOUND_GRID,
+    CENTRE_DRAWS,
+    CURVE_GRID,
+    SCALE_GRID,
+    Bounds,
+    Frame,
+    has_kinks,
+)
+from numpyro_dp.preparation.search import LINE
+from tests.helpers.surveys import (
+    FRAME,
+    MULTIPLIER,
+    POWER,
+    M,
+    cut_of,
+    draw,
+    linear,
+    log_normal,
+    logistic,
+    of_derivatives,
+    searches,
+    survey_of,
+    table,
+    with_rows,
+)
+
+pytestmark = pytest.mark.optimized
+
+RELATIONS = ("replace_one", "add_or_remove_one")
+_rng = np.random.default_rng(0)
+POINTS = _rng.normal(size=(4, M))
+PAIRS = _rng.normal(size=(4, 2, M))
+ENDS = np.asarray(FRAME.center) + LINE[:, None] * np.array([0.4, -0.7, 0.2])
+SHARE = 0.3
+X, Y = table(300)
+LOOSE, TIGHT = Bounds(50.0, 50.0), Bounds(0.4, 0.1)  # no row is clipped; most rows are
+
+
+@functools.cache
+def survey(relation="replace_one", can_draw=False, is_smooth=True):
+    """Of (X, Y), a logistic regression in float64. Programs are compiled once."""
+    return survey_of((X, Y), logistic, relation, can_draw=can_draw, is_smooth=is_smooth)
+
+
+# -- By hand -----------------------------------------------------------------------------------------------------------
+
+
+def derivatives_by_hand(X, y):
+    """Gradients of the rows with respect to u at 0, and minus their Hessians."""
+    along = X @ FRAME.whitening
+    p = 1 / (1 + np.exp(-X @ FRAME.center))
+    return (y - p)[:, None] * along, (p * (1 - p))[:, None, None] * along[:, :, None] * along[:, None]
+
+
+def clipped(values, bound):
+    norm = np.sqrt(np.sum(values**2, axis=tuple(range(1, values.ndim)), keepdims=True))
+    return values * np.minimum(1, bound / norm)
+
+
+def log_density_by_hand(phi):
+    """Of the rows, shape (n,)."""
+    logit = X @ phi
+    return Y * logit - np.logaddexp(0, logit)
+
+
+def at(u):
+    return FRAME.center + FRAME.whitening @ u
+
+
+def on_grid(values, grid, smallest, threshold):
+    """The smallest bound of the grid that at most so many values exceed, or the largest bound."""
+    candidates = smallest * grid.ratio ** np.arange(2**grid.num_counts)
+    few = [np.sum(values > bound) <= threshold for bound in candidates]
+    return candidates[int(np.argmax(few))] if any(few) else candidates[-1]
+
+
+assert np.linalg.norm(derivatives_by_hand(X, Y)[0], axis=1).max() < LOOSE.score
+assert (np.linalg.norm(derivatives_by_hand(X, Y)[1], axis=(1, 2)) > TIGHT.information).mean() > 0.3
+
+
+# -- Score and information ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("bounds", [LOOSE, TIGHT], ids=["loose", "tight"])
+def test_where_no_outcomes_are_drawn_they_are_sums_of_clipped_gradients_and_hessians(bounds, relation, x64):
+    found = survey(relation).derivatives(of_derivatives(), FRAME, bounds, SHARE)
+    score, information = (clipped(*pair) for pair in zip(derivatives_by_hand(X, Y), bounds, strict=True))
+    np.testing.assert_allclose(found.score, POWER * score.sum(0), rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(found.information, POWER * information.sum(0), rtol=1e-5, atol=1e-3)
+    sensitivity = {"replace_one": 2, "add_or_remove_one": 1}[relation]
+    scales = [b / math.sqrt(share) for b, share in zip(bounds, (1 - SHARE, SHARE), strict=True)]
+    expected = POWER * sensitivity * MULTIPLIER * np.array(scales)
+    np.testing.assert_allclose([found.score_scale, found.information_scale], expected, rtol=2e-3)
+    assert np.all(np.array([found.score_scale, found.information_scale]) >= expected)
+
+
+@pytest.mark.parametrize("bounds", [LOOSE, Bounds(0.4, 50.0), TIGHT], ids=["loose", "score", "tight"])
+def test_where_hessians_say_nothing_the_information_is_of_the_gradients_squares(bounds, x64):
+    """Of the clipped gradient times the gradient: by so much the clipped score answers."""
+    found = survey(is_smooth=False).derivatives(of_derivatives(), FRAME, bounds, SHARE)
+    gradients, _ = derivatives_by_hand(X, Y)
+    short = clipped(gradients, bounds.score)
+    squares = clipped(short[:, :, None] * gradients[:, None], bounds.information)
+    np.testing.assert_allclose(found.score, POWER * short.sum(0), rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(found.information, POWER * squares.sum(0), rtol=1e-5, atol=1e-3)
+
+
+def test_the_information_has_the_norm_of_the_matrix_and_so_has_its_noise(x64):
+    """Noise of one size in each number: s in the diagonal, s / sqrt(2) off it, and the matrix is symmetric."""
+    steps = 2**20
+    exact, noisy = (survey().derivatives(of_derivatives(lo=lo), FRAME, TIGHT, SHARE) for lo in (0, steps))
+    sigmas = steps / (2 * GRID * MULTIPLIER)
+    np.testing.assert_allclose(noisy.score - exact.score, sigmas * exact.score_scale, rtol=1e-6)
+    noise = (noisy.information - exact.information) / (sigmas * exact.information_scale)
+    np.testing.assert_allclose(noise, np.where(np.eye(M), 1, math.sqrt(0.5)), rtol=1e-6)
+    # One row, clipped by the Frobenius norm: no entry is, alone.
+    one = derivatives_by_hand(X[:1], Y[:1])[1]
+    alone = survey_of((X[:1], Y[:1]), can_draw=False)
+    found = alone.derivatives(of_derivatives(), FRAME, Bounds(1.0, 0.9 * np.linalg.norm(one)), SHARE)
+    np.testing.assert_allclose(found.information, POWER * 0.9 * one[0], rtol=1e-4)
+
+
+MANY = 20_000
+
+
+@functools.cache
+def large_survey():
+    return survey_of(table(MANY, seed=3), logistic)
+
+
+def test_the_information_of_drawn_outcomes_is_fishers(x64):
+    """Without a clip: the rows' own score, and an information in which their outcomes have no part."""
+    X, y = table(MANY, seed=3)
+    found = with_rows(large_survey(), (X, y)).derivatives(of_derivatives(), FRAME, LOOSE, SHARE)
+    gradients, informations = derivatives_by_hand(X, y)
+    np.testing.assert_allclose(found.score, POWER * gradients.sum(0), rtol=1e-5, atol=0.1)
+    p = 1 / (1 + np.exp(-X @ FRAME.center))
+    # (y - p)**2 has variance p (1 - p) (1 - 2 p)**2, where the information has p (1 - p).
+    relative = (1 - 2 * p) / np.sqrt(p * (1 - p))
+    error = np.sqrt(np.sum((relative[:, None, None] * informations) ** 2, 0) / CENTRE_DRAWS)
+    assert np.all(np.abs(found.information / POWER - informations.sum(0)) < 5 * error)
+    assert np.all(error < 0.05 * np.sqrt(np.outer(*2 * [np.diag(informations.sum(0))])))
+    other = with_rows(large_survey(), (X, 1 - y)).derivatives(of_derivatives(), FRAME, LOOSE, SHARE)
+    np.testing.assert_allclose(other.information, found.information, rtol=1e-5, atol=0.1)
+
+
+def test_the_information_is_positive_and_less_where_scores_are_clipped(x64):
+    found = [
+        with_rows(large_survey(), table(MANY, seed=3)).derivatives(of_derivatives(), FRAME, Bounds(b, 50.0), SHARE)
+        for b in (50.0, 0.4, 0.1)
+    ]
+    values = [np.linalg.eigvalsh(one.information) for one in found]
+    assert all(np.all(small < 0.9 * large) for large, small in itertools.pairwise(values))
+    assert values[-1].min() > 0
+
+
+def test_where_a_row_stands_is_private_under_add_or_remove(x64):
+    """So no random number may depend on it: rows are plain, whatever the model can draw."""
+    drawing = survey_of((X, Y), relation="add_or_remove_one")
+    assert survey_of((X, Y)).centres
+    assert not drawing.centres
+    assert not survey().centres
+    order = np.random.default_rng(1).permutation(len(Y))
+    shuffled = survey_of((X[order], Y[order]), relation="add_or_remove_one")
+    plain = survey("add_or_remove_one").derivatives(of_derivatives(), FRAME, TIGHT, SHARE)
+    for same in (drawing, shuffled):
+        found = same.derivatives(of_derivatives(), FRAME, TIGHT, SHARE)
+        np.testing.assert_allclose(found.score, plain.score, rtol=1e-6, atol=1e-4)
+        np.testing.assert_allclose(found.information, plain.information, rtol=1e-6, atol=1e-4)
+
+
+# -- Centred scores ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.statistical
+def test_centred_gradients_are_0_on_average_where_the_model_holds_and_clipped_ones_are_not():
+    """Surprising outcomes are clipped, and they are all of one kind: most outcomes are 0."""
+    rng, n = np.random.default_rng(1), 60_000
+    X = np.abs(rng.normal(size=(n, M)))
+    center = np.array([-0.7, -0.8, -0.9])
+    frame = Frame(center, np.eye(M))
+    p = 1 / (1 + np.exp(-X @ center))
+    spread = np.sqrt(np.einsum("n,ni,ni->i", p * (1 - p), X, X))  # of the unclipped sum
+    rows = X, (rng.random(n) < p).astype(float)
+    centred, plain = (
+        survey_of(rows, power=1.0, can_draw=can).derivatives(of_derivatives(), frame, Bounds(1.0, 1e3), SHARE).score
+        for can in (True, False)
+    )
+    assert np.all(np.abs(centred) < 5 * math.sqrt(1 + 1 / CENTRE_DRAWS) * spread), centred / spread
+    assert np.all(plain < -10 * spread), plain / spread
+
+
+def scale_survey(n, away=0.0):
+    """Log-normal rows whose parameters are `away` standard deviations (of each alone) from the centre of a frame.
+
+    Bounds clip the tails of the squares, of which a scale is known.
+    """
+    rng = np.random.default_rng(1)
+    center = np.array([0.5, -0.5, 0.2])
+    X = rng.normal(size=(n, M))
+    sd = np.array([math.exp(center[2]), math.exp(center[2]), math.sqrt(0.5)]) / math.sqrt(n)
+    phi = center + away * sd
+    y = np.exp(X[:, :2] @ phi[:2] + math.exp(phi[2]) * rng.normal(size=n))
+    return survey_of((X, y), log_normal, power=1.0), Frame(center, np.diag(sd)), 1.2 * math.sqrt(M / n)
+
+
+def test_a_scale_whose_squares_are_clipped_has_a_centred_score_of_0(x64):
+    """Its own standard deviation is 1 in these coordinates, or less."""
+    survey, frame, bound = scale_survey(400_000)
+    score = survey.derivatives(of_derivatives(), frame, Bounds(bound, 100 * bound**2), 0.05).score
+    assert np.all(np.abs(score) < 5 * math.sqrt(1 + 1 / CENTRE_DRAWS)), score
+
+
+def test_what_is_given_back_beyond_the_bound_is_given_again(x64, monkeypatch):
+    """A negative control: given back once only, the scale would be found too small, by 14.5 standard deviations."""
+    monkeypatch.setattr(numpyro_dp.preparation.derivatives, "CENTRE_STEPS", 1)
+    survey, frame, bound = scale_survey(1_600_000)
+    score = survey.derivatives(of_derivatives(), frame, Bounds(bound, 100 * bound**2), 0.05).score
+    assert score[2] < -5 * math.sqrt(1 + 1 / CENTRE_DRAWS), score
+
+
+@pytest.mark.statistical
+def test_centred_scores_answer_as_the_information_of_clipped_ones_says(x64):
+    """Thirty standard deviations away, on either side of the scale's place."""
+    answers, told = [], []
+    for sign in (1, -1):
+        survey, frame, bound = scale_survey(400_000, np.array([0.0, 0.0, 30.0 * sign]))
+        found = survey.derivatives(of_derivatives(), frame, Bounds(bound, 100 * bound**2), 0.05)
+        answers.append(found.score[2] / (30 * sign))
+        told.append(found.information[2, 2])
+    error = 5 * math.sqrt(2) * math.sqrt(1 + 1 / CENTRE_DRAWS) / 60
+    assert abs(np.mean(answers) - np.mean(told)) < 0.1 * np.mean(told) + error
+    assert np.mean(told) < 0.9  # of an unclipped one
+
+
+# -- Rises -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_gains_are_sums_of_the_rows_clipped_rises(relation, x64):
+    bounds = np.array([1.0, 0.3, 5.0, 0.02] + 5 * [1e-3])
+    rises = np.stack([log_density_by_hand(end) - log_density_by_hand(FRAME.center) for end in ENDS], 1)
+    assert (abs(rises) > bounds).any(0).sum() >= 2
+    gains, scales = survey(relation).gains(draw(len(ENDS)), FRAME.center, ENDS, bounds)
+    np.testing.assert_allclose(gains, POWER * np.clip(rises, -bounds, bounds).sum(0), rtol=1e-4, atol=1e-3)
+    # All rises of a row may be at their bounds: the norm of the nine is then 3.
+    sensitivity = {"replace_one": 2, "add_or_remove_one": 1}[relation]
+    np.testing.assert_allclose(scales, sensitivity * MULTIPLIER * POWER * 3 * bounds, rtol=2e-3)
+
+
+def test_a_rise_without_a_value_counts_as_the_largest_fall(x64):
+    rows = X.copy()
+    rows[7] = np.inf
+    bounds = np.full(len(ENDS), 20.0)
+    gains, _ = with_rows(survey(), (rows, Y)).gains(draw(len(ENDS)), FRAME.center, ENDS, bounds)
+    with_rows(survey(), (X, Y))
+    rises = np.stack([log_density_by_hand(end) - log_density_by_hand(FRAME.center) for end in ENDS], 1)
+    others = np.delete(np.clip(rises, -20, 20), 7, 0).sum(0)
+    np.testing.assert_allclose(gains, POWER * (others - 20), rtol=1e-4, atol=1e-2)
+
+
+# -- Bounds that so many rows exceed -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_the_count_is_that_of_the_rows(relation, x64):
+    assert survey(relation).count(draw()) == pytest.approx(len(Y), rel=1e-6)
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_searches_find_the_quantiles_of_several_numbers_at_once(relation, x64):
+    rng = np.random.default_rng(1)
+    columns = np.exp(rng.normal(size=(400, 3)) * [0.5, 2.0, 1.0]) * [1.0, 1e-4, 30.0]
+    columns[:3, 0] = np.nan  # exceeds nothing
+    target, grid = survey_of((columns, np.zeros(400)), relation=relation)._target, Grid(2**0.5, 6)
+    search = jax.jit(
+        lambda draws, threshold, smallest: target.find_bounds(draws, lambda row: row[0][0], grid, smallest, threshold)
+    )
+    for threshold in (0.5, 30.0, 399.5, 1000.0):
+        for smallest in ([0.01, 2.0**-20, 0.1], [5.0, 1e-4, 1e3]):
+            expected = [on_grid(columns[:, k], grid, smallest[k], threshold) for k in range(3)]
+            found = search(searches(6, 3), threshold, jnp.array(smallest))
+            np.testing.assert_allclose(found, expected, rtol=1e-12)
+    # Noise of ten rows in each count, in steps of the grid: one row moves each of three counts by one.
+    largest = math.sqrt(3) * {"replace_one": 0.5, "add_or_remove_one": 1.0}[relation]
+    smallest = np.array([0.01, 2.0**-20, 0.1])
+    for rows in (10, -10):
+        expected = [on_grid(columns[:, k], grid, smallest[k], 29.5 - rows) for k in range(3)]
+        found = search(searches(6, 3, lo=round(rows * GRID / largest)), 29.5, jnp.asarray(smallest))
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_bounds_are_quantiles_of_the_norms(x64):
+    gradients, informations = derivatives_by_hand(X, Y)
+    norms = np.linalg.norm(gradients, axis=1), np.linalg.norm(informations, axis=(1, 2))
+    smallest = np.array([2.0**-12, 2.0**-9])
+    found = survey().bounds(searches(BOUND_GRID.num_counts, 2), FRAME, smallest, 30.0)
+    expected = [on_grid(values, BOUND_GRID, least, 30.0) for values, least in zip(norms, smallest, strict=True)]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_scales_are_quantiles_of_each_coordinates_derivatives(x64):
+    units = np.array([1.0, 1e3, 1e-2])
+    gradients = derivatives_by_hand(X, Y)[0] * units
+    frame = FRAME._replace(whitening=FRAME.whitening * units)
+    found = survey().scales(searches(SCALE_GRID.num_counts, M), frame, 2.0**-20, 90.0)
+    np.testing.assert_allclose(found, [on_grid(np.abs(g), SCALE_GRID, 2.0**-20, 90.0) for g in gradients.T], rtol=1e-6)
+
+
+def test_slopes_are_quantiles_of_root_mean_squares(x64):
+    grid = Grid(2**0.25, 7)
+    ratios = [
+        (log_density_by_hand(at(end)) - log_density_by_hand(at(start))) / np.linalg.norm(end - start)
+        for start, end in PAIRS
+    ]
+    values = np.sqrt(np.mean(np.square(ratios), 0))
+    found = survey().slope(searches(7), FRAME, PAIRS, grid, 2.0**-10, 9.0)
+    assert found == pytest.approx(on_grid(values, grid, 2.0**-10, 9.0), rel=1e-6)
+
+
+# -- The last look -----------------------------------------------------------------------------------------------------
+
+
+def look(survey, frame, bound, points, smallest, threshold):
+    draws = searches(CURVE_GRID.num_counts), draw(3 + len(points))
+    return survey.fit(*draws, frame, bound, points, smallest, threshold)
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("threshold", [0.5, 100.0], ids=["loose", "tight"])
+def test_a_fit_is_of_sums_over_clipped_rows(threshold, relation, x64):
+    gradients, informations = derivatives_by_hand(X, Y)
+    here, bound = log_density_by_hand(FRAME.center), 0.4
+    beyond = np.stack(
+        [
+            log_density_by_hand(at(u)) - here - gradients @ u + np.einsum("nij,i,j->n", informations, u, u) / 2
+            for u in POINTS
+        ],
+        1,
+    )
+    largest = on_grid(np.linalg.norm(beyond, axis=1), CURVE_GRID, 2.0**-12, threshold)
+    found = look(survey(relation), FRAME, bound, POINTS, 2.0**-12, threshold)
+    squares = np.sum(clipped(gradients, bound) ** 2)
+    np.testing.assert_allclose(found.curve, POWER * clipped(beyond, largest).sum(0), rtol=1e-4, atol=1e-3)
+    assert found.square == pytest.approx(squares, rel=1e-4)
+    np.testing.assert_allclose([found.clipped, found.outlying], 0, atol=1e-3)  # no model says how many to expect
+    sensitivity, square = {"replace_one": (2, 1), "add_or_remove_one": (1, 4)}[relation]
+    norm = sensitivity * MULTIPLIER * math.sqrt(1 + _LIGHT**2 * (1 + square + 1))
+    scales = [found.outlying_scale, found.clipped_scale, found.square_scale, found.curve_scale]
+    expected = norm * np.array([1, 1 / _LIGHT, bound**2 / 2 / _LIGHT, POWER * largest / _LIGHT])
+    np.testing.assert_allclose(scales, expected, rtol=2e-3)
+
+
+def linear_rows(n, noise):
+    X = np.random.default_rng(5).normal(size=(n, M))
+    return X, X @ FRAME.center + noise
+
+
+LINEAR = 40_000
+
+
+@functools.cache
+def linear_survey():
+    return survey_of(linear_rows(LINEAR, np.zeros(LINEAR)), linear, power=1.0)
+
+
+def linear_fit(noise, bound):
+    frame = Frame(FRAME.center, np.eye(M) / math.sqrt(LINEAR))
+    survey = with_rows(linear_survey(), linear_rows(LINEAR, noise))
+    return look(survey, frame, bound / math.sqrt(LINEAR), POINTS, 2.0**-10 / LINEAR, 0.5), frame
+
+
+@pytest.mark.parametrize("bound", [0.3, 1.0, 2.5])
+def test_surprising_rows_are_as_many_as_expected_where_the_model_holds(bound, x64):
+    """The row is one among its draws, however much is clipped: with a bound of .3 most rows are."""
+    found, _ = linear_fit(np.random.default_rng(2).normal(size=LINEAR), bound)
+    # A row's excess is at most 1, and its variance at most that of one of two exchangeable indicators.
+    limit = 5 * 0.5 * math.sqrt(LINEAR * (1 + 1 / CENTRE_DRAWS))
+    assert abs(found.clipped) < limit
+    assert abs(found.outlying) < limit * 2 * math.sqrt(0.2)  # it is 1 for one of nine at most
+
+
+@pytest.mark.parametrize(("degrees", "least"), [(3, 0.01), (1.5, 0.05)])
+def test_more_rows_are_clipped_than_expected_where_tails_are_heavy(degrees, least, x64):
+    found, _ = linear_fit(np.random.default_rng(2).standard_t(degrees, LINEAR), 2.5)
+    assert found.clipped > least * LINEAR
+    # Among eight normal numbers the largest is hardly above 2.
+    assert found.outlying > 0.5 * LINEAR * stats.t.sf(2 * _FAR, degrees)
+
+
+def test_a_few_rows_that_are_far_away_are_outlying_however_loose_the_bound(x64):
+    """Some per cent of the rows, in places that the model hardly knows; no row is clipped."""
+    noise = np.random.default_rng(2).normal(size=LINEAR)
+    well, _ = linear_fit(noise, 1e3)
+    noise[: LINEAR // 25] = 30.0
+    far, _ = linear_fit(noise, 1e3)
+    np.testing.assert_allclose([well.clipped, far.clipped], 0, atol=0.01)
+    assert far.outlying - well.outlying == pytest.approx(LINEAR / 25, rel=0.05)
+
+
+def test_rows_that_fit_too_well_are_clipped_less_often_than_expected(x64):
+    found, frame = linear_fit(0.5 * np.random.default_rng(2).normal(size=LINEAR), 2.5)
+    assert found.clipped < -0.05 * LINEAR
+    # The information does not follow them: it is that of the model's outcomes.
+    assert np.all(np.abs(found.curve) < 5 * curve_error(frame))
+
+
+def test_outlying_rows_are_as_many_as_expected_where_a_laws_own_tails_are_long(x64):
+    """Those of the squares of which a scale is known: some per cent of the rows are outlying."""
+    n = 200_000
+    survey, frame, bound = scale_survey(n)
+    found = look(survey, frame, bound, POINTS, 2.0**-10 / n, 0.5)
+    assert abs(found.outlying) < 5 * math.sqrt(n / 9 * (1 + 1 / CENTRE_DRAWS))  # of nine, one is at most
+
+
+def curve_error(frame):
+    """The Monte Carlo error of the information: of the mean of eight squares of normal numbers, in place of 1."""
+    along = linear_rows(LINEAR, 0)[0] @ frame.whitening @ POINTS.T
+    return np.sqrt(np.sum((along**2 / 2) ** 2 * 2 / CENTRE_DRAWS, 0))
+
+
+def test_a_parabola_has_no_curve(x64):
+    found, frame = linear_fit(np.random.default_rng(2).normal(size=LINEAR), 2.5)
+    error = curve_error(frame)
+    assert np.all(np.abs(found.curve) < 5 * error), found.curve / error
+    assert error.max() < 0.05
+
+
+def test_a_bent_log_density_has_a_curve(x64):
+    """A logistic regression that is looked at where all is saturated, with points far out."""
+    far = Frame(np.zeros(M), 3 * np.eye(M))
+    found = look(survey(), far, 1.0, POINTS, 2.0**-12, 0.5)
+    phi = [3 * u for u in POINTS]
+    gradient = (Y - 0.5) @ X
+    exact = [
+        np.sum(log_density_by_hand(p) - log_density_by_hand(0 * p)) - gradient @ p + np.sum((X @ p) ** 2) / 8
+        for p in phi
+    ]
+    np.testing.assert_allclose(found.curve, POWER * np.array(exact), rtol=1e-4)
+    assert np.min(exact) > 100
+
+
+# -- Kinks -------------------------------------------------------------------------------------------------------------
+
+
+def quantile(phi, row):
+    X, y = row
+    misfit = y[0] - X[0] @ phi
+    return -jnp.maximum(0.9 * misfit, -0.1 * misfit)
+
+
+def laplace_with_scale(phi, row):
+    X, y = row
+    return -jnp.abs(y[0] - X[0, :2] @ phi[:2]) * jnp.exp(-phi[2]) - phi[2]
+
+
+@pytest.mark.parametrize(
+    ("density", "expected"),
+    [
+        (quantile, True),
+        (laplace_with_scale, True),  # in the location; the scale has a curvature
+        (linear, False),
+        (logistic, False),
+        (log_normal, False),
+        (lambda phi, row: linear(phi, row) - jnp.abs(phi[0]), False),
+        (lambda phi, row: -jnp.sqrt(1 + (row[1][0] - row[0][0] @ phi) ** 2), False),
+        (lambda phi, row: linear(jnp.stack([phi[0], phi[1], 0 * phi[2]]), row), False),  # nothing depends on one
+    ],
+    ids=["quantile", "laplace", "normal", "logistic", "log-normal", "with a bend", "soft", "without"],
+)
+def test_kinks_are_seen_where_a_coordinate_has_slopes_and_no_curvature(density, expected):
+    rng = np.random.default_rng(0)
+    rows = jnp.asarray(rng.normal(size=(16, 1, M))), jnp.exp(jnp.asarray(rng.normal(size=(16, 1))))
+    assert has_kinks(cut_of(density), rng.normal(size=(8, M)), rows) is expected

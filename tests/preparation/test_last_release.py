@@ -1,0 +1,381 @@
+"""The last releases: their prices and bounds, and the one surrogate that is made of them.
+
+On the host; programs are compiled for `mode` only. Tolerances of averages are 5 standard errors; noise has a seed.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_dp.preparation.derivatives import Bounds, Derivatives, Frame
+from numpyro_dp.preparation.last_release import (
+    FIRST_SHARE,
+    MOST_FIRST,
+    LastRelease,
+    best_multiple,
+    combine,
+    information_share,
+    is_there,
+    last_bounds,
+    last_releases,
+    mode,
+    recentred,
+)
+from numpyro_dp.preparation.search import NormalPrior
+from numpyro_dp.preparation.surrogate import Surrogate
+from tests.helpers.surveys import (
+    Parabola,
+    assert_covariance,
+    assert_mean,
+    fund_of,
+    positive,
+    spent_by,
+    symmetric_noise,
+)
+
+M = 4
+
+
+def at_most(smaller, larger):
+    """In the order of symmetric matrices."""
+    return np.linalg.eigvalsh(larger - smaller).min() > -1e-9 * np.abs(larger).max()
+
+
+# -- Several releases as one -------------------------------------------------------------------------------------------
+
+PLACE = np.array([0.4, -0.3, 0.2, 0.1])  # the mode of a quadratic log likelihood of phi
+PRECISION = 400 * positive(np.random.default_rng(4), M) + 400 * np.eye(M)
+COUNT = 3000
+
+
+def frame_near(center, whitening_noise=0.0, size=0.05, seed=5):
+    rng = np.random.default_rng(seed)
+    turned = np.linalg.qr(rng.normal(size=(M, M)))[0]
+    return Frame(np.asarray(center, float), size * (np.eye(M) + whitening_noise * rng.normal(size=(M, M))) @ turned)
+
+
+def derivatives(frame):
+    """Of the quadratic, in a frame at u = 0: its score, and its curvature."""
+    W = np.asarray(frame.whitening)
+    return W.T @ PRECISION @ (PLACE - frame.center), W.T @ PRECISION @ W
+
+
+def released(rng, frame, score_scale, curvature_scale):
+    score, curvature = derivatives(frame)
+    noise = symmetric_noise(rng, 1, M, curvature_scale)[0]
+    found = Derivatives(score + score_scale * rng.normal(size=M), score_scale, curvature + noise, curvature_scale)
+    return LastRelease(frame, Bounds(1.0, 1.0), found)
+
+
+def combined(here, earlier, told=None):
+    """Many repetitions of releases of given (frame, score scale, curvature scale).
+
+    :param told: the frames that `combine` is told of, instead of the earlier ones.
+    """
+    rng, told = np.random.default_rng(9), told or [frame for frame, _, _ in earlier]
+
+    def one():
+        rounds = [released(rng, *other)._replace(frame=frame) for other, frame in zip(earlier, told, strict=True)]
+        return combine(released(rng, *here), rounds)
+
+    runs = [one() for _ in range(COUNT)]
+    for run in runs[1:]:  # they depend on the scales of the noise, not on the noise
+        np.testing.assert_array_equal(run.score_covariance, runs[0].score_covariance)
+        assert run.curvature_scale == runs[0].curvature_scale
+    return np.stack([run.score for run in runs]), np.stack([run.curvature for run in runs]), runs[0]
+
+
+def packed(matrices, scale):
+    """What is N(0, I) if a symmetric matrix has noise of that scale."""
+    rows, columns = np.tril_indices(M)
+    return matrices[:, rows, columns] / scale * np.where(rows == columns, 1, np.sqrt(2))
+
+
+def test_one_release_is_kept_as_it_is():
+    rng = np.random.default_rng(6)
+    one = released(rng, frame_near(PLACE), 0.5, 0.02)
+    s = combine(one, [])
+    np.testing.assert_allclose(s.score, one.found.score)
+    np.testing.assert_allclose(s.score_covariance, 0.25 * np.eye(M))
+    np.testing.assert_allclose(s.curvature, one.found.information)
+    assert s.variance == 1
+    assert s.curvature_scale == pytest.approx(0.02)
+
+
+def test_releases_in_turned_coordinates_combine_with_exactly_the_claimed_errors():
+    """The same centre and the same size: nothing has to be carried over, nothing is only bounded."""
+    center = PLACE + 0.02
+    here = (frame_near(center), 0.5, 0.02)
+    same_size = [
+        Frame(center, here[0].whitening @ np.linalg.qr(np.random.default_rng(k).normal(size=(M, M)))[0]) for k in (7, 8)
+    ]
+    score, curvature, claimed = combined(here, [(same_size[0], 0.7, 0.03), (same_size[1], 1.5, 0.05)])
+    exact = derivatives(here[0])
+    assert_mean(score, exact[0])
+    assert_mean(curvature, exact[1])
+    assert_covariance(score, claimed.score_covariance)
+    np.testing.assert_allclose(
+        claimed.score_covariance, np.eye(M) / (0.5**-2 + 0.7**-2 + 1.5**-2), rtol=1e-9, atol=1e-12
+    )
+    assert claimed.curvature_scale == pytest.approx((0.02**-2 + 0.03**-2 + 0.05**-2) ** -0.5)
+    assert_covariance(packed(curvature - exact[1], claimed.curvature_scale), np.eye(len(np.tril_indices(M)[0])))
+
+
+SHIFTS = {"near": 0.02, "far": 0.1, "too far": 3.0}
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("shift", SHIFTS.values(), ids=SHIFTS.keys())
+def test_releases_in_other_frames_combine_without_bias_and_with_errors_as_claimed_or_smaller(shift):
+    """What the curvature carries over may be wrong by its noise; that is counted, generously."""
+    here = (frame_near(PLACE + 0.01, 0.2), 0.5, 0.02)
+    others = [
+        (frame_near(PLACE + shift * np.array([1, -1, 0.5, 0]), 0.2, 0.08, seed=6), 0.8, 0.06),
+        (frame_near(PLACE - shift * np.array([0, 0.5, 1, 1]), 0.2, 0.04, seed=7), 0.6, 0.03),
+    ]
+    score, curvature, claimed = combined(here, others)
+    exact = derivatives(here[0])
+    assert_mean(score, exact[0])
+    assert_mean(curvature, exact[1])
+    centred = score - score.mean(0)
+    values, vectors = np.linalg.eigh(claimed.score_covariance)
+    standard = centred @ vectors / np.sqrt(values)
+    excess = np.linalg.eigvalsh(np.cov(standard, rowvar=False)).max()
+    curvature_excess = np.linalg.eigvalsh(np.cov(packed(curvature, claimed.curvature_scale), rowvar=False)).max()
+    # The largest eigenvalue of a sample covariance of n standard normals in m dimensions is about (1 + sqrt(m/n))^2.
+    for largest, dimension in ((excess, M), (curvature_excess, M * (M + 1) // 2)):
+        assert largest < (1 + np.sqrt(dimension / COUNT)) ** 2 + 5 * np.sqrt(2 / COUNT)
+    if shift < 1:  # they do help
+        assert at_most(claimed.score_covariance, 0.25 * np.eye(M) * 0.99)
+    else:
+        np.testing.assert_allclose(claimed.score_covariance, 0.25 * np.eye(M), rtol=1e-6)
+
+
+def test_a_score_carried_the_wrong_way_would_be_noticed():
+    """A negative control: the earlier centre on the other side."""
+    here, other = (frame_near(PLACE), 0.5, 0.02), (frame_near(PLACE + 0.03), 0.5, 0.02)
+    mirrored = other[0]._replace(center=2 * here[0].center - other[0].center)
+    score, _, _ = combined(here, [other], [mirrored])
+    with pytest.raises(AssertionError):
+        assert_mean(score, derivatives(here[0])[0])
+
+
+def test_releases_combine_as_normal_laws_do():
+    """By hand, where the frames differ in their centre and the information has no noise to speak of."""
+    here, there = Frame(np.zeros(M), np.eye(M)), Frame(np.array([0.5, 0.0, -0.5, 0.2]), np.diag([1.0, 2.0, 0.5, 1.0]))
+    information, change = positive(np.random.default_rng(1), M), np.linalg.inv(there.whitening)
+    one = LastRelease(here, Bounds(1.0, 1.0), Derivatives(np.arange(4.0), 0.5, information, 1e-6))
+    in_there = there.whitening.T @ information @ there.whitening
+    other = LastRelease(there, Bounds(1.0, 1.0), Derivatives(np.array([1.0, 0.0, 2.0, -1.0]), 0.8, in_there, 1e-6))
+    found = combine(one, [other])
+    # In the frame of `here`: the other's score is that at 0 less information times its centre.
+    carried = change.T @ other.found.score + information @ there.center
+    precisions = [np.eye(M) / 0.5**2, np.linalg.inv(0.8**2 * change.T @ change)]
+    covariance = np.linalg.inv(sum(precisions))
+    np.testing.assert_allclose(found.score_covariance, covariance, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        found.score, covariance @ (precisions[0] @ one.found.score + precisions[1] @ carried), rtol=1e-6
+    )
+    np.testing.assert_allclose(found.curvature, information, rtol=1e-6, atol=1e-9)
+    assert found.frame is here
+
+
+def test_an_information_from_a_narrower_frame_is_as_much_noisier_as_it_is_larger():
+    here, there = frame_near(PLACE), frame_near(PLACE)
+    there = there._replace(whitening=there.whitening / 2)
+    rng = np.random.default_rng(1)
+    found = combine(released(rng, here, 0.5, 0.02), [released(rng, there, 0.5, 0.01)])
+    assert found.curvature_scale == pytest.approx((0.02**-2 + (4 * 0.01) ** -2) ** -0.5)
+
+
+def test_what_the_informations_noise_does_to_a_score_that_is_carried_is_counted():
+    """Of a precise score, two posterior standard deviations away, by an information that is not."""
+    here = (frame_near(PLACE), 0.5, 0.2)
+    there = frame_near(PLACE)
+    there = there._replace(center=there.center + there.whitening @ np.array([1.5, -1.5, 0.0, 0.0]))
+    score, _, claimed = combined(here, [(there, 0.02, 0.2)])
+    assert_mean(score, derivatives(here[0])[0])
+    values, vectors = np.linalg.eigh(claimed.score_covariance)
+    variances = ((score - score.mean(0)) @ vectors / np.sqrt(values)).var(0)
+    assert np.all(variances < 1 + 5 * np.sqrt(2 / COUNT)), variances
+
+
+def test_an_information_that_noise_has_made_negative_is_0_there():
+    found = Derivatives(np.zeros(M), 0.5, np.diag([-3.0, 0.01, 1.0, 5.0]), 0.2)
+    surrogate = combine(LastRelease(frame_near(PLACE), Bounds(1.0, 1.0), found), [])
+    np.testing.assert_allclose(np.linalg.eigvalsh(surrogate.curvature), [0, 0.01, 1.0, 5.0], atol=1e-12)
+
+
+# -- The posterior's mode ----------------------------------------------------------------------------------------------
+
+
+def surrogate_near(rng, curvature_scale=0.0):
+    return Surrogate(
+        Frame(rng.normal(size=M), np.eye(M) + 0.3 * rng.normal(size=(M, M))),
+        rng.normal(size=M),
+        0.2 * positive(rng, M),
+        positive(rng, M),
+        curvature_scale,
+        variance=0.7,
+    )
+
+
+def test_the_mode_is_that_of_prior_and_noise_aware_surrogate(x64):
+    rng = np.random.default_rng(7)
+    for _ in range(3):
+        surrogate, prior = surrogate_near(rng), NormalPrior(rng.normal(size=M), positive(rng, M))
+        slope, precision = prior.in_frame(surrogate.frame)
+        found = mode(surrogate, prior)
+        gradient = jax.grad(lambda u, s=surrogate: s.noise_aware(u))(jnp.asarray(found)) + slope - precision @ found
+        np.testing.assert_allclose(gradient, 0, atol=1e-9)
+
+
+def test_the_frame_around_the_mode_is_as_wide_as_the_posterior_without_noise():
+    rng = np.random.default_rng(8)
+    surrogate, prior = surrogate_near(rng), NormalPrior(rng.normal(size=M), positive(rng, M))
+    frame = surrogate.frame
+    found = recentred(surrogate, prior)
+    np.testing.assert_allclose(found.center, frame.center + frame.whitening @ mode(surrogate, prior))
+    inverse = np.linalg.inv(frame.whitening)
+    whole = inverse.T @ surrogate.curvature @ inverse + np.linalg.inv(prior.covariance)
+    np.testing.assert_allclose(found.whitening.T @ whole @ found.whitening, np.eye(M), atol=1e-9)
+
+
+def test_where_noise_hides_the_curvature_the_frame_stays_as_wide_as_it_was():
+    surrogate = surrogate_near(np.random.default_rng(9), curvature_scale=100.0)._replace(curvature=0.01 * np.eye(M))
+    found = recentred(surrogate, NormalPrior(np.zeros(M), 1e9 * np.eye(M)))
+    np.testing.assert_allclose(
+        found.whitening @ found.whitening.T, surrogate.frame.whitening @ surrogate.frame.whitening.T
+    )
+
+
+# -- Bounds and prices -------------------------------------------------------------------------------------------------
+
+
+def test_the_less_the_noise_the_wider_the_bound():
+    for size in (1, 3, 30):
+        multiples = [best_multiple(size, n, 0.1) for n in (1e1, 1e2, 1e3, 1e4, 1e6, 1e9)]
+        assert multiples == sorted(multiples)
+        assert multiples[0] == pytest.approx(1.3)  # below, eight draws do not give back what the clip takes
+        assert multiples[-1] > 2.5
+        # By rows times rho only.
+        assert best_multiple(size, 1e4, 0.1) == best_multiple(size, 1e3, 1.0)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("told", [30.0, 300.0, 3000.0])
+def test_the_bound_has_about_the_least_error(size, told):
+    """Of normal rows in 1 and 4 coordinates: noise and clip, over how the clipped score answers, by numbers."""
+    rows = np.random.default_rng(1).normal(size=(100_000, size))
+    norms = np.linalg.norm(rows, axis=1)
+
+    def error(multiple):
+        clipped = rows * np.minimum(1, multiple * math.sqrt(size) / norms)[:, None]
+        answer, variance = np.sum(rows * clipped) / rows.size, np.mean(clipped**2)
+        return (2 * multiple**2 * size / told + variance) / answer**2
+
+    best = min(error(multiple) for multiple in np.geomspace(0.2, 5, 60))
+    assert error(best_multiple(size, told, 1.0)) < 1.1 * best
+    assert max(error(factor * best_multiple(size, told, 1.0)) for factor in (1 / 3, 3)) > 1.05 * best
+
+
+def test_last_bounds_are_in_proportion_to_the_root_of_what_a_row_says():
+    frame, flat = Frame(np.zeros(M), np.eye(M)), NormalPrior(np.zeros(M), 1e9 * np.eye(M))
+    survey, n, rho = Parabola(np.zeros(M), np.eye(M)), 1000.0, 0.1
+    multiple = best_multiple(M, n, rho)
+    found = last_bounds(survey, frame, flat, n, rho)
+    assert found.score == pytest.approx(multiple * math.sqrt(M / n))
+    assert found.information == pytest.approx(1.5 * min(multiple, 1.5) * M / n)
+    # Of two coordinates the prior decides.
+    narrow = NormalPrior(np.zeros(M), np.diag([1e9, 1e9, 1.0, 1.0]))
+    informed = last_bounds(survey, frame, narrow, n, rho)
+    assert informed.score == pytest.approx(best_multiple(2, n, rho) * math.sqrt(2 / n))
+    # One at least.
+    tight = NormalPrior(np.zeros(M), 0.01 * np.eye(M))
+    assert last_bounds(survey, frame, tight, n, rho).score == pytest.approx(best_multiple(1, n, rho) * math.sqrt(1 / n))
+    # Tempered rows count less; without a model that tells what the clip takes, it takes less.
+    survey.power = 0.25
+    assert last_bounds(survey, frame, flat, 4 * n, rho) == found
+    survey.power, survey.centres = 1.0, False
+    assert last_bounds(survey, frame, flat, n, rho).score == pytest.approx(3 * found.score)
+
+
+def test_the_information_gets_a_larger_share_where_it_is_worse_known():
+    shares = [information_share(5, n, 0.1) for n in (10, 1e3, 3e3, 1e4, 1e6)]
+    assert shares[0] == 0.3
+    assert shares[-1] == 0.04
+    assert shares == sorted(shares, reverse=True)
+    # r / (1 + r), with r the root of the ratio of the two errors at an equal price.
+    r = 15 * 5**1.5 / (3e3 * math.sqrt(0.1))
+    assert information_share(5, 3e3, 0.1) == pytest.approx(r / (1 + r))
+    assert information_share(5, 3e3, 0.1) < information_share(8, 3e3, 0.1)
+
+
+# -- Stages ------------------------------------------------------------------------------------------------------------
+
+
+def stage_at(distance, score_scale=0.1):
+    score = np.zeros(M)
+    score[0] = distance
+    found = Derivatives(score, score_scale, np.eye(M), 0.01)
+    return LastRelease(Frame(np.zeros(M), np.eye(M)), Bounds(1.0, 1.0), found)
+
+
+def test_it_is_there_where_the_step_is_no_longer_than_noise_makes_it():
+    flat = NormalPrior(np.zeros(M), 1e9 * np.eye(M))
+    assert is_there(stage_at(0.0), flat)
+    assert is_there(stage_at(3.9), flat)  # the root of 4 m is 4
+    assert not is_there(stage_at(4.3), flat)
+    assert is_there(stage_at(4.3, score_scale=2.0), flat)
+    pulled = NormalPrior(np.array([9.0, 0.0, 0.0, 0.0]), np.eye(M))
+    assert not is_there(stage_at(0.0), pulled)
+    # A direction that noise hides is no way to a far place.
+    hidden = stage_at(0.0)
+    hidden.found.score[1] = 0.5
+    hidden.found.information[1, 1] = 1e-6
+    assert is_there(hidden._replace(found=hidden.found._replace(information_scale=0.2)), flat)
+
+
+N, RHO = 20_000, 0.05
+PARABOLA = N * (positive(np.random.default_rng(5), M) + 0.2 * np.eye(M))
+PRIOR = NormalPrior(np.zeros(M), 4 * np.eye(M))
+
+
+def released_from(away, seed=0):
+    """From a frame around a place so many posterior standard deviations away."""
+    survey, fund = Parabola(PLACE, PARABOLA, N, seed), fund_of(2 * RHO)
+    root = np.linalg.inv(np.linalg.cholesky(PARABOLA)).T
+    frame = Frame(PLACE + root @ np.full(M, away / math.sqrt(M)), root)
+    return *last_releases(survey, frame, PRIOR, fund, float(N), RHO), survey, fund
+
+
+@pytest.mark.parametrize(("away", "number"), [(0.0, 2), (30.0, 3), (1e6, MOST_FIRST + 1)])
+def test_first_releases_are_made_until_they_lead_nowhere(away, number):
+    surrogate, stages, survey, fund = released_from(away)
+    assert len(stages) == number
+    assert survey.asked == ["derivatives"] * number
+    assert spent_by(fund) == {"last release": pytest.approx(RHO, rel=1e-6)}
+    kinds = [kind.mechanisms[0].rho for name, kind in fund._ledger.plan.kinds.items() if "last release" in name]
+    expected = [FIRST_SHARE * RHO * (1 - FIRST_SHARE) ** k for k in range(number - 1)]
+    np.testing.assert_allclose(kinds, [*expected, RHO * (1 - FIRST_SHARE) ** (number - 1)], rtol=1e-6)
+    assert surrogate.frame is stages[-1].frame
+
+
+def test_the_surrogate_of_the_last_releases_has_the_errors_that_it_claims():
+    errors, curvatures = [], []
+    for seed in range(200):
+        surrogate, stages, survey, _ = released_from(3.0, seed)
+        score, information = survey.exact(surrogate.frame)
+        root = np.linalg.cholesky(surrogate.score_covariance)
+        errors.append(np.linalg.solve(root, surrogate.score - score))
+        # Of the trace: the frame's axes follow the noise in the first release.
+        trace = np.trace(surrogate.curvature - information) / (surrogate.curvature_scale * math.sqrt(M))
+        curvatures.append([trace])
+        assert np.trace(surrogate.score_covariance) < stages[-1].found.score_scale ** 2 * M
+    for found in (np.array(errors), np.array(curvatures)):
+        assert np.all(np.abs(found.mean(0)) < 5 / math.sqrt(len(found)))
+        assert np.all(found.var(0) < 1 + 5 * math.sqrt(2 / len(found)))
+        assert np.all(found.var(0) > 0.5)

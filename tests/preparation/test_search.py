@@ -1,0 +1,381 @@
+"""The search: its steps by hand, and the whole of it on a likelihood that is a parabola.
+
+On the host; no program is compiled. Noise has a seed.
+"""
+
+import math
+
+import numpy as np
+import pytest
+
+from numpyro_dp.preparation.derivatives import Bounds, Derivatives, Frame
+from numpyro_dp.preparation.search import (
+    _LEAST,
+    _MOST,
+    _NARROWEST,
+    _WIDENS,
+    _WIDEST,
+    FINE_EDGE,
+    FINE_NOISE,
+    GROWTH,
+    LINE,
+    MOST_ROUNDS,
+    SEARCH_SHARE,
+    Found,
+    NormalPrior,
+    Round,
+    _known,
+    _length,
+    _next_frame,
+    expected_square,
+    noise_edge,
+    place_of,
+    rough_normal,
+    search,
+    within_reason,
+)
+from tests.helpers.surveys import Parabola, fund_of, positive, spent_by
+
+M = 3
+FLAT = NormalPrior(np.zeros(M), 1e12 * np.eye(M))
+
+# -- A rough normal law ------------------------------------------------------------------------------------------------
+
+
+def test_of_normal_draws_the_rough_normal_is_their_law():
+    rng = np.random.default_rng(0)
+    covariance = positive(rng, M) * np.outer(*2 * [[1.0, 100.0, 1e-3]])
+    mean = np.array([1.0, -300.0, 0.0])
+    found = rough_normal(mean + rng.normal(size=(20_000, M)) @ np.linalg.cholesky(covariance).T)
+    sd = np.sqrt(np.diag(covariance))
+    np.testing.assert_allclose((found.mean - mean) / sd, 0, atol=5 * 1.26 / math.sqrt(20_000))
+    np.testing.assert_allclose(found.covariance / np.outer(sd, sd), covariance / np.outer(sd, sd), atol=0.05)
+
+
+def test_heavy_tails_do_not_make_it_wide():
+    draws = np.random.default_rng(0).standard_cauchy((5000, 2))
+    found = rough_normal(draws)
+    np.testing.assert_allclose(found.mean, 0, atol=0.2)
+    assert np.all(np.sqrt(np.diag(found.covariance)) < 6 * 1.6)  # whose quartiles are at 1.48 of a normal's
+
+
+def test_draws_that_are_not_finite_do_not_count():
+    draws = np.random.default_rng(0).normal(size=(100, 2))
+    with_others = np.concatenate([draws, [[np.nan, 0.0], [np.inf, 1.0]]])
+    for one, same in zip(rough_normal(draws), rough_normal(with_others), strict=True):
+        np.testing.assert_array_equal(one, same)
+    np.testing.assert_array_equal(place_of(draws), place_of(with_others))
+
+
+@pytest.mark.parametrize("draws", [np.ones((50, 2)), np.zeros((50, 1)), np.full((50, 3), 1e9)], ids=["1", "0", "1e9"])
+def test_a_constant_has_a_covariance_that_can_be_inverted(draws):
+    found = rough_normal(draws)
+    np.testing.assert_array_equal(found.mean, draws[0])
+    assert found.covariance.shape == (draws.shape[1],) * 2
+    assert np.linalg.eigvalsh(found.covariance).min() > 0
+
+
+def test_a_prior_in_a_frame_is_the_density_along_its_coordinates():
+    rng = np.random.default_rng(1)
+    prior = NormalPrior(rng.normal(size=M), positive(rng, M))
+    frame = Frame(rng.normal(size=M), np.eye(M) + 0.3 * rng.normal(size=(M, M)))
+    slope, precision = prior.in_frame(frame)
+    for u in rng.normal(size=(5, M)):
+        rise = prior.log_density(frame.center + frame.whitening @ u) - prior.log_density(frame.center)
+        assert rise == pytest.approx(slope @ u - u @ precision @ u / 2)
+
+
+def test_a_place_that_may_be_0_is_next_to_0():
+    rng = np.random.default_rng(2)
+    draws = rng.normal(size=(1000, 3)) * [2.0, 1.0, 1.0] + [0.0, 0.1, 0.5]
+    near, uncertain, away = place_of(draws)
+    assert 0 < near < 1e-3
+    assert 0 < uncertain < 1e-3  # .1 is 2.5 Monte Carlo errors
+    assert away == np.median(draws[:, 2])
+
+
+# -- Noise in a matrix -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("m", [4, 10, 40])
+def test_the_edge_is_where_the_noises_largest_eigenvalue_is(m):
+    rng, scale = np.random.default_rng(0), 0.3
+    largest = []
+    for _ in range(100):
+        noise = np.tril(rng.normal(size=(m, m)) * np.where(np.eye(m), 1, math.sqrt(0.5)))
+        largest.append(scale * np.linalg.eigvalsh(noise + np.tril(noise, -1).T)[-1])
+    assert 0.6 < np.mean(largest) / noise_edge(scale, m) < 1.02
+    assert np.quantile(largest, 0.9) < 1.2 * noise_edge(scale, m)
+
+
+@pytest.mark.parametrize(
+    ("values", "edge", "expected"),
+    [
+        ([0.5, 1.0, 2.0], 0.0, [0.5, 1.0, 2.0]),
+        ([-0.1, 0.01, 2.0], 0.0, [_WIDENS, _WIDENS, 2.0]),  # what is certain says nothing: the frame widens slowly
+        ([-0.1, 0.3, 2.0], 0.8, [0.2, 0.3, 2.0]),
+        ([-3.0, 0.3, 50.0], 20.0, [1.0, 1.0, 50.0]),  # noise hides it: as wide as before
+    ],
+)
+def test_what_noise_hides_is_known_by_the_frame_only(values, edge, expected):
+    turn = np.linalg.qr(np.random.default_rng(3).normal(size=(M, M)))[0]
+    found = Derivatives(np.zeros(M), 1.0, turn * np.array(values) @ turn.T, 1.0)
+    np.testing.assert_allclose(_known(found, edge), turn * np.array(expected) @ turn.T, atol=1e-12)
+
+
+# -- How long a step is ------------------------------------------------------------------------------------------------
+
+
+class Line:
+    """A survey that knows how much each multiple of a step gains."""
+
+    def __init__(self, rise, scale=1e-3):
+        self.rise, self.scale = rise, scale
+
+    def gains(self, draw, start, ends, bounds):
+        self.start, self.ends, self.bounds = start, ends, bounds
+        return self.rise(LINE), self.scale * bounds
+
+
+FRAME = Frame(np.array([1.0, 2.0, 3.0]), np.diag([0.5, 1.0, 2.0]))
+STEP = np.array([3.0, 0.0, 4.0])
+
+
+def length(rise, scale=1e-3, prior=FLAT):
+    return _length(Line(rise, scale), None, prior, FRAME, STEP, 0.1)
+
+
+def test_multiples_of_a_step_are_compared_with_bounds_in_proportion():
+    line = Line(lambda t: t)
+    _length(line, None, FLAT, FRAME, STEP, 0.1)
+    assert LINE.max() == 8
+    assert 1 in LINE
+    np.testing.assert_allclose(LINE[1:] / LINE[:-1], 1 / 8)
+    np.testing.assert_allclose(line.start, FRAME.center)
+    np.testing.assert_allclose(line.ends, FRAME.center + LINE[:, None] * [1.5, 0.0, 8.0])
+    np.testing.assert_allclose(line.bounds, 0.1 * 5 * LINE)
+
+
+@pytest.mark.parametrize(
+    ("rise", "expected"),
+    [
+        (lambda t: t - t**2 / 2, 1.0),  # of a parabola the whole step is right
+        (lambda t: t - 5 * t**2, 1 / 8),  # too long by 10
+        (lambda t: t - 500 * t**2, 1 / 8**4),  # by 1000
+        (lambda t: t - t**2 / 20, 8.0),  # too short by 10
+        (lambda t: np.where(t < 1e-3, t, -9.0), 1 / 8**4),
+        (lambda t: -t, 0.0),
+        (lambda t: 0 * t, 0.0),
+    ],
+    ids=["right", "long", "far too long", "short", "a wall", "downhill", "flat"],
+)
+def test_the_longest_multiple_with_a_clear_gain_is_gone(rise, expected):
+    assert length(rise) == expected
+
+
+def test_a_gain_below_its_noise_is_none():
+    def rise(t):
+        return t - t**2 / 2
+
+    clear = np.max(rise(LINE) / (0.5 * LINE))  # over the scale
+    assert length(rise, scale=clear * 1.01) == 0
+    assert length(rise, scale=clear * 0.99) > 0
+
+
+def test_what_the_prior_gains_counts():
+    along = FRAME.whitening @ STEP
+    prior = NormalPrior(FRAME.center + along, np.outer(along, along) / 100 + 1e-6 * np.eye(M))
+    assert length(lambda t: 0 * t) == 0
+    assert length(lambda t: 0 * t, prior=prior) == 1
+
+
+# -- When a round is enough --------------------------------------------------------------------------------------------
+
+ENOUGH = Round(
+    FRAME, Bounds(1.0, 1.0), Derivatives(STEP, 1.0, np.eye(M), 0.01), STEP, 1.0, 2.0 * M, 0.5 * M, 0.1, 0.8, 1.2
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"distance": 1.01 * expected_square(M, 0.5 * M)},
+        {"length": 1 / 8},
+        {"noise": FINE_NOISE * M},
+        {"edge": FINE_EDGE},
+        {"least": 0.99 * _LEAST},
+        {"most": _MOST},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_round_is_enough_where_all_of_it_says_so(changes):
+    assert ENOUGH.is_enough
+    assert not ENOUGH._replace(**changes).is_enough
+
+
+def test_noise_may_have_taken_so_much_of_a_precision():
+    """Where the edge of the noise is at .8, an eigenvalue of 1 may be released as one just above 0."""
+    noisy = ENOUGH._replace(edge=0.8, least=0.01)
+    assert noisy.is_enough
+    assert not noisy._replace(least=-0.1).is_enough
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"length": 1 / 8, "noise": 1e3, "least": -1.0, "edge": 1.9 * FINE_EDGE, "most": 1.9 * _MOST}, True),
+        ({"distance": 1e6}, False),
+        ({"edge": 2 * FINE_EDGE}, False),
+        ({"most": 2 * _MOST}, False),
+    ],
+    ids=["well", "rough", "far", "noise", "narrow"],
+)
+def test_a_frame_is_usable_where_it_is_near_and_not_all_noise(changes, expected):
+    assert ENOUGH._replace(**changes).is_usable is expected
+
+
+def test_the_next_round_is_paid_better_where_noise_alone_decides_on_the_step():
+    assert ENOUGH.worth == GROWTH
+    assert ENOUGH._replace(distance=1e3).worth == 1 / GROWTH
+    assert ENOUGH._replace(edge=1e3).worth == 1 / GROWTH
+
+
+def test_a_search_has_arrived_if_its_last_round_was_enough():
+    far = ENOUGH._replace(distance=1e6)
+    for rounds, expected in (([], False), ([far], False), ([far, ENOUGH], True), ([ENOUGH, far], False)):
+        assert Found(FRAME, rounds, 100.0).has_arrived is expected
+
+
+def test_the_next_frame_is_around_the_step_and_as_wide_as_the_posterior():
+    rng = np.random.default_rng(4)
+    survey = Parabola(rng.normal(size=M), positive(rng, M, 50.0) + 50 * np.eye(M))
+    prior = NormalPrior(rng.normal(size=M), positive(rng, M, 0.1) + 0.05 * np.eye(M))
+    frame = Frame(survey.place + 0.3, np.eye(M) + 0.2 * rng.normal(size=(M, M)))
+    score, information = survey.exact(frame)
+    slope, precision = prior.in_frame(frame)
+    step = np.linalg.solve(information + precision, score + slope)
+    here = ENOUGH._replace(frame=frame, found=Derivatives(score, 1e-9, information, 1e-9), step=step, edge=1e-9)
+    whole = survey.precision + np.linalg.inv(prior.covariance)
+    mode = np.linalg.solve(whole, survey.precision @ survey.place + np.linalg.solve(prior.covariance, prior.mean))
+    found = _next_frame(here, prior)
+    np.testing.assert_allclose(found.center, mode)
+    np.testing.assert_allclose(found.whitening.T @ whole @ found.whitening, np.eye(M), atol=1e-9)
+    half = _next_frame(here._replace(length=0.5), prior)
+    np.testing.assert_allclose(half.center, (np.asarray(frame.center) + mode) / 2)
+
+
+def test_a_frame_has_widths_within_reason():
+    """Relative to the prior's, in its directions; one that has is kept to the last bit."""
+    rng = np.random.default_rng(6)
+    prior = NormalPrior(np.zeros(M), positive(rng, M) * np.outer(*2 * [[1.0, 1e6, 1e-6]]))
+    root, usual = np.linalg.cholesky(prior.covariance), np.eye(M) + 0.3 * rng.normal(size=(M, M))
+    kept = root @ usual
+    assert within_reason(kept, prior) is kept
+    left, right = (np.linalg.qr(rng.normal(size=(M, M)))[0] for _ in range(2))
+    found = within_reason(root @ (left * [1e9, 0.5, 1e-20]) @ right, prior)
+    widths = np.linalg.svd(np.linalg.solve(root, found))[1]
+    np.testing.assert_allclose(widths, [_WIDEST, 0.5, _NARROWEST], rtol=1e-6)
+    np.testing.assert_allclose(
+        found, root @ (left * [_WIDEST, 0.5, _NARROWEST]) @ right, rtol=1e-6, atol=1e-9 * root.max()
+    )
+
+
+# -- The whole of it ---------------------------------------------------------------------------------------------------
+
+N = 20_000
+WIDE = NormalPrior(np.zeros(M), 4 * np.eye(M))
+PLACE = np.array([2.0, -1.0, 0.5])
+PRECISION = N * (positive(np.random.default_rng(5), M) + 0.2 * np.eye(M))
+
+
+def found_by(survey, rho, near=WIDE, num_rows=N, prior=WIDE):
+    fund = fund_of(rho)
+    return search(survey, prior, near, fund, num_rows), fund
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_search_finds_a_parabola_and_spends_half_at_most(seed):
+    rho = 0.1
+    found, fund = found_by(Parabola(PLACE, PRECISION, N, seed), rho)
+    assert found.has_arrived
+    assert found.num_rows == N
+    assert fund.left >= (1 - SEARCH_SHARE) * rho * (1 - 1e-6)
+    assert sum(spent_by(fund).values()) + fund.left == pytest.approx(rho, rel=1e-5)
+    whole = PRECISION + np.eye(M) / 4
+    away = np.linalg.solve(found.frame.whitening, PLACE - found.frame.center)
+    last = found.rounds[-1]
+    assert np.linalg.norm(away) < 3 * math.sqrt(M + last.noise)
+    values = np.linalg.eigvalsh(found.frame.whitening.T @ whole @ found.frame.whitening)
+    assert values.min() > 0.5
+    assert values.max() < 2
+    assert len(found.rounds) < 20
+
+
+@pytest.mark.parametrize("start", [0.01, 1.0, 100.0])
+def test_a_search_finds_it_from_wherever_it_starts(start):
+    near = NormalPrior(PLACE + start * np.array([1.0, 1.0, -1.0]), start**2 * np.eye(M))
+    found, _ = found_by(Parabola(PLACE, PRECISION, N), 0.1, near, prior=NormalPrior(np.zeros(M), 1e4 * np.eye(M)))
+    assert found.has_arrived
+
+
+def test_a_private_number_of_rows_is_released_first():
+    survey = Parabola(PLACE, PRECISION, N)
+    found, fund = found_by(survey, 0.1, num_rows=None)
+    assert survey.asked[0] == "count"
+    assert survey.asked.count("count") == 1
+    assert spent_by(fund)["count"] == pytest.approx(0.001, rel=1e-6)
+    assert found.num_rows != N
+    assert found.num_rows == pytest.approx(N, abs=6 * 2 / math.sqrt(2 * 0.001))
+    known = Parabola(PLACE, PRECISION, N)
+    found_by(known, 0.1)
+    assert "count" not in known.asked
+
+
+@pytest.mark.parametrize("rho", [1e-9, 1e-6, 1e-4])
+def test_a_search_that_cannot_arrive_stops_at_half_of_the_budget(rho):
+    found, fund = found_by(Parabola(PLACE, PRECISION, N), rho)
+    assert not found.has_arrived
+    assert (1 - SEARCH_SHARE) * rho * (1 - 1e-6) <= fund.left
+    assert 1 <= len(found.rounds) <= MOST_ROUNDS
+    assert np.isfinite(np.asarray(found.frame.whitening)).all()
+
+
+def test_a_search_ends_after_so_many_rounds():
+    """One whose steps always lead on: the place runs away."""
+    survey = Parabola(PLACE, PRECISION, N)
+    derivatives = survey.derivatives
+
+    def away(draw, frame, bounds, share):
+        survey.place = survey.place + 3 * np.ones(M)
+        return derivatives(draw, frame, bounds, share)
+
+    survey.derivatives = away
+    found, _ = found_by(survey, 100.0)
+    assert len(found.rounds) == MOST_ROUNDS
+    assert not found.has_arrived
+
+
+def test_a_search_that_is_led_astray_in_the_end_goes_back_to_its_last_usable_frame():
+    survey = Parabola(PLACE, PRECISION, N)
+    derivatives, usual = survey.derivatives, survey.place
+
+    def astray(draw, frame, bounds, share):
+        survey.place = usual + 100.0 * max(survey.asked.count("derivatives") - 3, 0)
+        return derivatives(draw, frame, bounds, share)
+
+    survey.derivatives = astray
+    found, _ = found_by(survey, 0.003)
+    usable = [k for k, here in enumerate(found.rounds) if here.is_usable]
+    assert 0 <= usable[-1] < len(found.rounds) - 1
+    expected = _next_frame(found.rounds[usable[-1]], WIDE)
+    np.testing.assert_allclose(found.frame.center, expected.center)
+    np.testing.assert_allclose(found.frame.whitening, expected.whitening)
+    assert not found.has_arrived
+
+
+def test_steps_that_noise_would_make_as_long_are_gone_without_a_look_at_the_line():
+    survey = Parabola(PLACE, PRECISION, N)
+    found, _ = found_by(survey, 0.1)
+    assert survey.asked[:4] == ["scales", "bounds", "derivatives", "gains"]  # the first step always has one
+    assert survey.asked.count("gains") < survey.asked.count("derivatives") == len(found.rounds)

@@ -1,0 +1,324 @@
+"""What one row can do to a release of the survey: no more than the noise is made for, whatever it holds.
+
+Two neighbouring tables get the same noise, and it is the integers before the noise that are compared. Before the clip
+rows are looked at one by one: their norm is what the survey says that it is, so that nothing is lost to the clip.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import numpyro_dp.clipping
+import numpyro_dp.kernels.target
+from numpyro_dp.clipping import GRID, sensitivity_steps
+from numpyro_dp.kernels.target import Grid, PrivateTarget, Released
+from numpyro_dp.preparation.derivatives import _LIGHT, _ROOM, BOUND_GRID, CURVE_GRID, SCALE_GRID, Bounds
+from numpyro_dp.preparation.search import LINE
+from tests.helpers.surveys import (
+    FRAME,
+    MULTIPLIER,
+    M,
+    draw,
+    linear,
+    log_normal,
+    logistic,
+    of_derivatives,
+    searches,
+    survey_of,
+    table,
+    with_rows,
+)
+
+pytestmark = pytest.mark.optimized
+
+RELATIONS = ("replace_one", "add_or_remove_one")
+HOSTILE = [0.0, -0.0, 1e-30, 1.0, -5.0, 1e6, -1e30, 1e30, 3e38, np.inf, -np.inf, np.nan]
+_rng = np.random.default_rng(0)
+POINTS = _rng.normal(size=(5, M))
+PAIRS = _rng.normal(size=(4, 2, M))
+ENDS = np.asarray(FRAME.center) + LINE[:, None] * np.array([0.4, -0.7, 0.2])
+SHARE, SHARES = 0.3, (0.04, 0.3, 0.5)
+
+# -- Two neighbouring tables -------------------------------------------------------------------------------------------
+
+N = 6
+SLOPE_GRID = Grid(4.0, 3)
+KINDS = {
+    "count": 1,
+    "scales": SCALE_GRID.num_counts,
+    "bounds": BOUND_GRID.num_counts,
+    "derivatives": 1,
+    "gains": 1,
+    "fit bound": CURVE_GRID.num_counts,
+    "fit": 1,
+    "slope": SLOPE_GRID.num_counts,
+}
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """The sums that are released, as whole numbers of steps, before their noise."""
+    sums = []
+    release = numpyro_dp.kernels.target.release
+
+    def record(hi, lo):
+        sums.append([int(h) * 2**24 + int(part) for h, part in zip(np.ravel(hi), np.ravel(lo), strict=True)])
+
+    def recording(total, noise):
+        jax.debug.callback(record, total.hi, total.lo, ordered=True)
+        return release(total, noise)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numpyro_dp.kernels.target, "release", recording)
+        yield sums
+
+
+def ask_everything(survey, bounds, up):
+    """One release of each kind. Noise leads the searches the same way, whatever the rows say.
+
+    :param up: which half each search goes on in.
+    :return: values, and standard deviations of the noise in them, of releases that are vectors.
+    """
+    noise = np.where(up, 2**12, -(2**12))
+
+    def led(grid, k=1):
+        return searches(grid.num_counts, k, hi=noise[: grid.num_counts])
+
+    survey.count(draw())
+    survey.scales(led(SCALE_GRID, M), FRAME, 2.0**-26, 1.0)
+    survey.bounds(led(BOUND_GRID, 2), FRAME, np.array([2.0**-30, 2.0**-26]), 2.0)
+    found = survey.derivatives(of_derivatives(), FRAME, Bounds(*bounds), SHARE)
+    gains, gains_scale = survey.gains(draw(len(ENDS)), FRAME.center, ENDS, bounds[0] * LINE)
+    fit = survey.fit(led(CURVE_GRID), draw(3 + len(POINTS)), FRAME, bounds[0], POINTS, 2.0**-12, 2.0)
+    survey.slope(led(SLOPE_GRID), FRAME, PAIRS, SLOPE_GRID, 2.0**-6, 1.0)
+    jax.effects_barrier()
+    packed = np.append(np.diag(found.information), found.information[np.tril_indices(M, -1)] * math.sqrt(2))
+    return [
+        np.append(found.score / found.score_scale, packed / found.information_scale),
+        gains / gains_scale,
+        np.array(
+            [
+                fit.clipped / fit.clipped_scale,
+                fit.outlying / fit.outlying_scale,
+                fit.square / fit.square_scale,
+                *fit.curve / fit.curve_scale,
+            ]
+        ),
+    ]
+
+
+def largest_moves(survey, recorded, tables, bounds, up):
+    """How far each kind of sum moves from one table to the other, in units of the sensitivity claimed; and what is
+    published, in units of the standard deviation of its noise."""
+    sums, released = [], []
+    for rows in tables:
+        with_rows(survey, rows, jnp.float32)
+        recorded.clear()
+        released.append(ask_everything(survey, bounds, up))
+        sums.append(list(recorded))
+    assert len(sums[0]) == len(sums[1]) == sum(KINDS.values())
+    limit = sensitivity_steps(survey._target._relation)
+    moves = [
+        math.sqrt(sum((a - b) ** 2 for a, b in zip(*pair, strict=True))) / limit for pair in zip(*sums, strict=True)
+    ]
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(released))
+    ends = np.cumsum([*KINDS.values()])
+    by_kind = {kind: max(moves[end - KINDS[kind] : end]) for kind, end in zip(KINDS, ends, strict=True)}
+    return by_kind, [np.linalg.norm(one - two) for one, two in zip(*released, strict=True)]
+
+
+_surveys: dict = {}
+
+
+def shared_survey(relation):
+    """Programs are compiled once."""
+    if relation not in _surveys:
+        _surveys[relation] = survey_of(rows_near(), log_normal, relation)
+    return _surveys[relation]
+
+
+def rows_near():
+    X, y = table(N, seed=1)
+    return X, np.exp(y)
+
+
+def neighbours(relation, row, other):
+    """Two tables that differ in one row; under add-or-remove, the first has it and the second has not."""
+    X, y = rows_near()
+    first, second = [(X.copy(), y.copy()) for _ in range(2)]
+    for (X, y), put in ((first, row), (second, other)):
+        X[2], y[2] = put[:M], put[M]
+    return first, second if relation == "replace_one" else tuple(np.delete(part, 2, 0) for part in second)
+
+
+hostile_rows = st.lists(st.sampled_from(HOSTILE), min_size=M + 1, max_size=M + 1)
+ALL_UP = [True] * max(KINDS.values())
+
+
+@settings(max_examples=60)
+@given(
+    relation=st.sampled_from(RELATIONS),
+    row=hostile_rows,
+    other=hostile_rows,
+    log_bounds=st.tuples(st.floats(-6, 3), st.floats(-6, 3)),
+    up=st.lists(st.booleans(), min_size=len(ALL_UP), max_size=len(ALL_UP)),
+)
+def test_a_row_moves_each_release_by_at_most_its_sensitivity(recorded, relation, row, other, log_bounds, up):
+    bounds = 10.0 ** np.array(log_bounds)
+    moves, published = largest_moves(shared_survey(relation), recorded, neighbours(relation, row, other), bounds, up)
+    assert max(moves.values()) <= 1, moves
+    # And what is published moves by no more than the scale of its noise says. The square of a fit has twice the noise.
+    assert max(published) <= 1 / MULTIPLIER * (1 + 1e-4)
+
+
+WIDTH = math.exp(FRAME.center[2])  # of log y, around 0.1 in a row of ones
+QUIET = (0.0, 0.0, 0.0, math.exp(WIDTH))  # a row without a slope
+LARGE = (30.0, -20.0, 10.0, 1e30)
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_the_sensitivity_is_reached(relation, recorded):
+    """A row at the bound against one at the opposite bound, or none: noise for less would not do."""
+    survey, bounds = shared_survey(relation), np.array([1e-3, 1e-3])
+    # One that exceeds all bounds, and one that exceeds none.
+    moves, _ = largest_moves(survey, recorded, neighbours(relation, LARGE, QUIET), bounds, ALL_UP)
+    for kind in ("scales", "bounds", "fit bound", "slope"):
+        assert 1 - 2e-3 < moves[kind] <= 1, kind
+    assert moves["count"] == (0 if relation == "replace_one" else 1)
+    if relation == "add_or_remove_one":
+        assert moves["derivatives"] > 1 - 2e-3
+    opposite = [(9.0, 0.0, 0.0, math.exp(9.0 * FRAME.center[0] + sign * 2 * WIDTH)) for sign in (1, -1)]
+    moves, _ = largest_moves(survey, recorded, neighbours(relation, *opposite), np.array([6.0, 1.0]), ALL_UP)
+    # The scores are about opposite to each other, the information is about the same.
+    assert 0.9 * math.sqrt(1 - SHARE) < moves["derivatives"] <= 1
+    assert moves["gains"] > 0.5
+    moves, _ = largest_moves(survey, recorded, neighbours(relation, LARGE, QUIET), np.array([6.0, 1.0]), ALL_UP)
+    assert 0.4 < moves["fit"] <= 1, moves["fit"]
+
+
+def test_a_private_number_of_rows_is_nowhere_used():
+    """But in sums that are released: neither to centre a count nor to find a square."""
+    found = []
+    for num_rows in (N, 10**6):
+        survey = survey_of(rows_near(), log_normal, "add_or_remove_one")
+        survey._target.num_rows = num_rows
+        bounds = survey.bounds(searches(BOUND_GRID.num_counts, 2), FRAME, np.array([2.0**-30, 2.0**-26]), 1.5)
+        fit = survey.fit(searches(CURVE_GRID.num_counts), draw(3 + len(POINTS)), FRAME, 0.3, POINTS, 2.0**-12, 2.0)
+        found.append([*bounds, fit.square, *fit.curve])
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.nightly
+def test_rows_that_are_not_clipped_would_be_noticed(recorded, monkeypatch):
+    """A negative control: neither by the survey nor by the sum."""
+    monkeypatch.setattr(numpyro_dp.clipping, "_radius", lambda dimension, room: 32.0 * GRID)
+    monkeypatch.setattr(numpyro_dp.preparation.derivatives, "clip_norm", lambda x, bound: x)
+    survey = survey_of(rows_near(), log_normal)
+    moves, _ = largest_moves(survey, recorded, neighbours("replace_one", LARGE, QUIET), np.array([0.1, 0.1]), ALL_UP)
+    assert min(moves["derivatives"], moves["fit"]) > 1
+
+
+# -- Row by row, before the clip ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def by_row(monkeypatch):
+    """In the place of a sum: the rows' contributions (n, k), and the norm that each is said to have at most."""
+
+    def contributions(target, draw, per_row, bound, width=1, may_loop=False):
+        rows = tuple(row[:, None] for row in target.rows)
+        return Released(jax.vmap(per_row)(rows), jnp.asarray(bound))
+
+    def bounds(target, draws, per_row, grid, smallest, threshold, width=1, may_loop=False):
+        rows = tuple(row[:, None] for row in target.rows)
+        values = jax.vmap(per_row)(rows)
+        return jnp.full(values.shape[1], smallest)
+
+    monkeypatch.setattr(PrivateTarget, "release_sum", contributions)
+    monkeypatch.setattr(PrivateTarget, "find_bounds", bounds)
+
+
+def hostile_table(density):
+    """All that the hostile values make, sampled, and rows as they should be; outcomes of any support."""
+    rng = np.random.default_rng(1)
+    X, y = rng.choice(HOSTILE, (400, M)), rng.choice(HOSTILE, 400)
+    usual_X, usual_y = table(400, seed=2)
+    usual_y = np.exp(3 * rng.normal(size=400)) if density is log_normal else usual_y
+    # Usual covariates with a hostile outcome, and the other way round.
+    return np.concatenate([X, usual_X, usual_X, X]), np.concatenate([y, usual_y, y, usual_y])
+
+
+def norms(values):
+    values = np.asarray(values, float)
+    assert np.isfinite(values).all()
+    return np.linalg.norm(values, axis=1)
+
+
+CASES = [
+    pytest.param(density, relation, smooth, id=f"{density.__name__}-{relation}-{'smooth' if smooth else 'kinked'}")
+    for density in (logistic, log_normal, linear)
+    for relation, smooth in (("replace_one", True), ("add_or_remove_one", True), ("add_or_remove_one", False))
+]
+
+
+@pytest.mark.parametrize(("density", "relation", "smooth"), CASES)
+def test_a_row_has_the_norm_that_is_claimed(density, relation, smooth, by_row):
+    """1 for score and information together; the root of the number of ends; and for the last look that of its parts."""
+    survey = survey_of(hostile_table(density), density, relation, is_smooth=smooth)
+    rows, frame = survey._target.rows, survey._cast(FRAME)
+    assert survey.centres == (relation == "replace_one")
+
+    def require(found, largest):
+        values, claimed = found.value, float(found.scale)
+        assert claimed == pytest.approx(largest * _ROOM, rel=1e-6)
+        assert norms(values).max() <= largest * (1 + 1e-5)
+        return norms(values).max() / largest
+
+    derivatives = jax.jit(survey._sum_derivatives)
+    for bound, largest in ((1e-6, 1e-6), (0.3, 1e-3), (0.3, 10.0), (1e3, 1e6)):
+        for share in SHARES:
+            weights = math.sqrt(1 - share), math.sqrt(share)
+            reached = require(derivatives(rows, None, frame, bound, largest, *weights), 1.0)
+        assert reached > 0.99 or largest > 1
+    bounds = jnp.asarray(0.1 * LINE, survey.dtype)
+    found = survey._sum_gains(rows, None, frame.center, jnp.asarray(ENDS, survey.dtype), bounds)
+    reached = require(Released(found.value / survey.power, found.scale / survey.power), math.sqrt(len(LINE)))
+    assert reached > 0.99
+    fit = jax.jit(survey._sum_fit)
+    for bound in (1e-6, 0.3, 1e3):
+        for smallest in (1e-9, 0.1, 1e6):
+            found, _ = fit(rows, None, None, frame, bound, jnp.asarray(POINTS, survey.dtype), smallest, 1.0)
+            # Outlying by 1, clipped by 1, a square of 1, or 2 where it cannot be centred, and distances of norm 1.
+            square = 1 if relation == "replace_one" else 4
+            reached = require(found, math.sqrt(1 + _LIGHT**2 * (1 + square + 1)))
+            if bound < 1 and smallest < 1:  # the parts that need no luck with the draws
+                assert norms(found.value[:, 2:]).max() > 0.99 * _LIGHT * math.sqrt(square + 1)
+                assert relation != "replace_one" or float(found.value[:, 1].max()) == 1
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_rows_that_say_nothing_usable_contribute_nothing_to_the_derivatives(relation, by_row):
+    """NaN or infinite gradients: 0 where their law is not known, and of the size of the bound at most where it is."""
+    survey = survey_of(hostile_table(logistic), logistic, relation)
+    rows, frame = survey._target.rows, survey._cast(FRAME)
+    found = jax.jit(survey._sum_derivatives)(rows, None, frame, 0.3, 0.1, math.sqrt(0.7), math.sqrt(0.3))
+    values = np.asarray(found.value)
+    is_nan = np.isnan(np.asarray(rows[0])).any(1)
+    assert is_nan.any()
+    assert not values[is_nan].any()
+
+
+def test_the_squares_of_a_fit_are_centred_where_the_number_of_rows_is_public_only(by_row):
+    """So that its norm is smaller by the root of 2; added back, the centre would tell the number of rows."""
+    quiet = np.zeros((4, M)), np.ones(4)
+    for relation, expected in (("replace_one", -1.0), ("add_or_remove_one", 0.0)):
+        survey = survey_of(quiet, linear, relation)
+        points = jnp.asarray(POINTS, survey.dtype)
+        fit = jax.jit(survey._sum_fit)
+        found, _ = fit(survey._target.rows, None, None, survey._cast(FRAME), 0.3, points, 0.1, 1.0)
+        np.testing.assert_allclose(np.asarray(found.value)[:, 2], _LIGHT * expected)

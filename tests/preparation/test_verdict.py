@@ -1,0 +1,323 @@
+"""Reasons to doubt a posterior: each is given where it should be, with its number and a way out, and nowhere else."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_dp.cut import Cut
+from numpyro_dp.preparation.derivatives import CURVE_GRID, Fit, Frame
+from numpyro_dp.preparation.last_release import last_releases, recentred
+from numpyro_dp.preparation.search import Found, NormalPrior
+from numpyro_dp.preparation.surrogate import Surrogate
+from numpyro_dp.preparation.verdict import (
+    MOST_SURPRISING,
+    Check,
+    _moved,
+    _variance,
+    check,
+    find_mirror,
+    reasons,
+    unmixed,
+)
+from numpyro_dp.symmetry import Symmetry
+from tests.helpers.surveys import Parabola, fund_of, positive, spent_by
+
+M = 3
+WELL = Check(
+    has_arrived=True,
+    moved=1.0,
+    reach=1.0,
+    unresolved=0.1,
+    clipped=0.0,
+    outlying=0.0,
+    clipped_noise=0.001,
+    outlying_noise=0.001,
+    variance=1.0,
+    curve=np.array([0.1, -0.1, 0.0, 0.2, 0.0, 0.1, -0.3, 0.1]),
+    curve_noise=0.15,
+)
+
+# -- A check by itself -------------------------------------------------------------------------------------------------
+
+
+def bent(by, k=8):
+    return np.full(k, by)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"moved": 5.0, "reach": 3.0}, ("moved 3.0 standard deviations", "5.0 times", "larger eps", "`Preparation`")),
+        (
+            {"has_arrived": False, "moved": 2.6, "reach": 1.3},
+            ("had not arrived", "2.6 times what noise explains", "public start"),
+        ),
+        ({"unresolved": 0.8}, ("noise may have made 80%", "narrower prior")),
+        ({"unresolved": 7.0}, ("noise may have made 100%", "fewer parameters")),
+        ({"clipped": 0.05}, ("5.0% more of them", "are clipped (noise of that count 0.1%)", "Student's t")),
+        ({"clipped": -0.05}, ("5.0% fewer of them", "A law with other tails")),
+        (
+            {"outlying": 0.05},
+            ("5.0% more of them", "are far further out than what it draws (noise", "missing covariate"),
+        ),
+        ({"clipped": 0.07, "outlying": 0.05}, ("7.0% more of them",)),
+        ({"curve": bent(-2.0)}, ("is 2.0 from the quadratic", "noise of that 0.1", "`DPPenalty`")),
+        ({"curve": np.array([0.0] * 7 + [9.0])}, ("is 3.2 from the quadratic",)),
+    ],
+    ids=[
+        "far",
+        "not arrived",
+        "unresolved",
+        "all noise",
+        "more clipped",
+        "fewer clipped",
+        "outlying",
+        "both",
+        "curved",
+        "once curved",
+    ],
+)
+def test_a_reason_is_given_with_its_number_and_a_way_out(changes, parts):
+    assert reasons(WELL) == []
+    (found,) = reasons(WELL._replace(**changes))
+    for part in (*parts, "would help"):
+        assert part in found
+    assert "  " not in found
+    assert not found.endswith(".")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"moved": 30.0, "reach": 2.4},  # clear, but near
+        {"moved": 3.9, "reach": 30.0},  # far, but so is the noise
+        {"has_arrived": False, "moved": 2.4, "reach": 30.0},
+        {"has_arrived": False, "moved": 30.0, "reach": 1.1},
+        {"unresolved": 0.69},
+        {"clipped": 0.99 * MOST_SURPRISING, "clipped_noise": 1e-6},  # few
+        {"outlying": -0.99 * MOST_SURPRISING, "outlying_noise": 1e-6},
+        {"clipped": 0.05, "clipped_noise": 0.013},  # within the noise
+        {"clipped": -0.05, "clipped_noise": 0.013},
+        {"outlying": 0.05, "outlying_noise": 0.016},
+        {"clipped": None, "outlying": None},  # no model says what to expect
+        {"curve": bent(0.99), "curve_noise": 1e-6},
+        {"curve": bent(5.0), "curve_noise": 4.0},
+        {"curve": bent(0.0)},
+        {"variance": 0.3},
+    ],
+    ids=str,
+)
+def test_what_is_small_or_may_be_noise_is_no_reason(changes):
+    assert reasons(WELL._replace(**changes)) == []
+
+
+def test_all_reasons_at_once():
+    changes = {"moved": 9.0, "reach": 9.0, "unresolved": 2.0, "clipped": 0.3, "curve": bent(9.0)}
+    assert len(reasons(WELL._replace(**changes))) == 4
+
+
+def test_noise_alone_is_seldom_a_reason():
+    """Of curves that are nothing but noise, however large, one in 1,000 at most is one."""
+    rng = np.random.default_rng(0)
+    for noise in (0.1, 3.0, 100.0):
+        curves = noise * rng.normal(size=(5000, 8))
+        named = sum(bool(reasons(WELL._replace(curve=curve, curve_noise=noise))) for curve in curves)
+        assert named <= 15  # 5, and 4.5 standard deviations
+
+
+# -- The check of a surrogate ------------------------------------------------------------------------------------------
+
+N, RHO = 20_000, 0.1
+PLACE = np.array([0.4, -0.3, 0.2])
+PRECISION = N * (positive(np.random.default_rng(5), M) + 0.2 * np.eye(M))
+PRIOR = NormalPrior(np.zeros(M), 4 * np.eye(M))
+ROOT = np.linalg.inv(np.linalg.cholesky(PRECISION)).T
+
+
+def checked(away=0.0, seed=0, change=None, centres=True, rho=RHO):
+    """A surrogate from so many posterior standard deviations away, and its check.
+
+    :param change: what the last look says otherwise, from a `Fit` to another one.
+    """
+    survey, fund = Parabola(PLACE, PRECISION, N, seed, centres=centres), fund_of(rho)
+    fit = survey.fit
+    if change is not None:
+        survey.fit = lambda *args: change(fit(*args))
+    found = Found(Frame(PLACE + ROOT @ np.full(M, away / math.sqrt(M)), ROOT), [], float(N))
+    surrogate, stages = last_releases(survey, found.frame, PRIOR, fund, found.num_rows, 0.9 * rho)
+    result, surrogate = check(survey, found, surrogate, stages, PRIOR, fund, fund.left)
+    return result._replace(has_arrived=True), surrogate, stages, fund
+
+
+def test_a_surrogate_that_is_right_has_a_check_without_reasons():
+    for seed in range(30):
+        result, surrogate, _, _ = checked(seed=seed)
+        assert reasons(result) == []
+        assert surrogate.variance == result.variance == pytest.approx(1, abs=0.1)
+        assert 0 < result.unresolved < 0.5
+        assert abs(result.clipped) < 6 * result.clipped_noise
+
+
+def test_a_check_spends_what_it_is_given():
+    _, _, _, fund = checked()
+    spent = spent_by(fund)
+    assert spent["fit bound"] == pytest.approx(0.05 * RHO, rel=1e-5)
+    assert spent["fit"] == pytest.approx(0.05 * RHO, rel=1e-5)
+    assert fund.left == 0
+    assert fund._ledger.plan.kinds["fit bound 3"].counts == (CURVE_GRID.num_counts,)
+
+
+def test_a_move_between_the_last_releases_is_seen_in_units_of_its_noise():
+    moved = [checked(seed=seed)[0].moved for seed in range(400)]
+    assert np.mean(moved) < 1 + 5 * math.sqrt(2 / (M * 400))  # some noise is counted generously
+    assert np.mean(moved) > 0.5
+    # Three coordinates, none of which the last release but one had found: from so far away that all are used up.
+    far, *_ = checked(away=1e5)
+    assert far.moved > 100
+    assert far.reach > 10
+    assert any("had not arrived" in reason for reason in reasons(far))
+
+
+def test_reach_is_the_length_of_the_move_over_the_root_of_the_number_of_coordinates():
+    _, _, stages, _ = checked()
+    step = np.array([3.0, 0.0, 4.0])
+    here = stages[-1]
+    score = here.found.information @ step
+    exact = here.found._replace(score=score, score_scale=1e-9, information_scale=1e-9)
+    flat = NormalPrior(np.zeros(M), 1e12 * np.eye(M))
+    _, reach = _moved([stages[0], here._replace(found=exact)], flat)
+    assert reach == pytest.approx(math.sqrt(step @ here.found.information @ step / M), rel=1e-4)
+
+
+def test_what_noise_may_have_made_grows_with_it():
+    found = [checked(rho=rho)[0].unresolved for rho in (1.0, 0.1, 0.003)]
+    assert found[0] < found[1] < found[2]
+
+
+def test_the_last_look_is_reported_as_a_share_of_the_rows():
+    scales = {"clipped_scale": 0.01 * N, "outlying_scale": 0.02 * N}
+    changes = {"clipped": 0.1 * N, "outlying": -0.2 * N, "curve": np.arange(8.0)} | scales
+    result, *_ = checked(change=lambda fit: fit._replace(**changes))
+    assert (result.clipped, result.outlying) == pytest.approx((0.1, -0.2))
+    assert result.clipped_noise == pytest.approx(0.01)
+    assert result.outlying_noise == pytest.approx(0.02, rel=0.02)  # and what chance makes of the rows
+    assert result.outlying_noise > 0.02
+    np.testing.assert_array_equal(result.curve, changes["curve"])
+    uncentred, *_ = checked(centres=False)
+    assert uncentred.clipped is uncentred.outlying is None
+
+
+FIT = Fit(0.0, 1.0, 0.0, 1.0, 0.0, 1e-9, np.zeros(8), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "noise", "expected"),
+    [(0.5, 0.0, 0.5), (2.0, 0.0, 2.0), (0.1, 0.0, 0.3), (9.0, 0.0, 3.0), (0.5, 0.2, 0.75), (0.5, 1e3, 1.0)],
+)
+def test_the_variance_is_the_ratio_of_traces_but_1_where_noise_hides_it(ratio, noise, expected):
+    """In the frame of the last look, whatever frame the surrogate has."""
+    _, surrogate, stages, _ = checked()
+    frame = recentred(surrogate, PRIOR)
+    survey = Parabola(PLACE, PRECISION, N, power=0.25)
+    change = np.linalg.solve(surrogate.frame.whitening, frame.whitening)
+    trace = np.trace(change.T @ surrogate.curvature @ change)
+    fit = FIT._replace(square=ratio * trace / 0.25, square_scale=max(noise, 1e-12) * trace / 0.25)
+    assert _variance(survey, fit, surrogate, frame, stages[-1], float(N)) == pytest.approx(expected, rel=1e-6)
+
+
+# -- Chains ------------------------------------------------------------------------------------------------------------
+
+
+def draws_of(shape=(4, 500, 2), seed=0):
+    return {"b": np.random.default_rng(seed).normal(size=shape), "none": np.zeros((4, 500, 0))}
+
+
+def sluggish(length=500):
+    x = np.cumsum(np.random.default_rng(0).normal(size=(4, length)), 1)
+    return {"b": x}
+
+
+def test_chains_that_agree_are_not_doubted():
+    for seed in range(20):
+        assert unmixed(draws_of(seed=seed)) == []
+    assert unmixed(draws_of((1, 50, 3))) == []
+    assert unmixed({}) == []
+    assert unmixed({"none": np.zeros((4, 500, 0))}) == []
+
+
+@pytest.mark.parametrize(
+    "draws",
+    [
+        {"b": draws_of()["b"] + 3 * np.arange(4)[:, None, None]},
+        sluggish(),
+        {"b": np.ones((2, 100))},
+        draws_of() | {"tau": np.full((4, 500), 2.0)},
+        {"b": np.random.default_rng(0).normal(size=(2, 100)) + np.linspace(0, 6, 100)},
+        draws_of() | {"tau": np.where(np.arange(500) < 499, draws_of()["b"][..., 0], np.nan)},
+    ],
+    ids=["apart", "sluggish", "stuck", "one stuck", "drifting", "not finite"],
+)
+def test_chains_that_have_not_converged_are_named_with_what_would_help(draws):
+    (found,) = unmixed(draws)
+    for part in ("have not converged: R-hat", "effective size", "draws. A longer warmup and more draws"):
+        assert part in found
+
+
+def test_chains_that_stand_still_have_an_effective_size_of_0():
+    assert "effective size 0 of 200 draws" in unmixed({"b": np.ones((2, 100))})[0]
+
+
+def test_of_three_draws_nothing_is_known():
+    assert unmixed({"b": np.zeros((2, 3))}) == ["four draws at least tell whether chains have converged"]
+
+
+# -- Mirrors -----------------------------------------------------------------------------------------------------------
+
+FLIP = Symmetry("b changes its sign", lambda z: -z)
+SWAP = Symmetry("b[0] and b[1] change places", lambda z: z[[1, 0, 2]])
+CUT = Cut(M, True, ("a", "b", "c"), lambda z: jnp.asarray(z), lambda phi, row: jnp.zeros(()))
+
+
+def around(start, sd=0.1, noise=0.0):
+    """A surrogate whose posterior is at `start`, with such a standard deviation in each coordinate."""
+    frame = Frame(np.asarray(start, float), sd * np.diag([1.0, 2.0, 0.5]))
+    curvature = np.diag([1.0, 4.0, 0.25])
+    return Surrogate(frame, np.zeros(M), noise * curvature, curvature, 0.0)
+
+
+def mirror(start, *symmetries, **options):
+    start = np.array(start)
+    return find_mirror(symmetries, CUT, around(start, **options), start)
+
+
+def test_a_hump_far_away_is_found_with_its_distance(x64):
+    found = mirror([2.0, 0.0, 1.0], FLIP)
+    assert found.what == FLIP.what
+    assert found.distance == pytest.approx(np.linalg.norm([40.0, 0.0, 20.0]))
+    assert mirror([2.0, 0.0, 1.0], FLIP, noise=3.0).distance == pytest.approx(found.distance / 2)
+    assert isinstance(jax.tree.leaves(tuple(found))[1], float)
+
+
+def test_humps_that_merge_are_none(x64):
+    """Two coordinates change: by noise alone 2 sqrt(2) apart, and two standard deviations on each side."""
+    limit = 2 * (math.sqrt(2) + 2)
+    for distance, is_found in ((0.98 * limit, False), (1.02 * limit, True)):
+        one = distance * 0.1 / 2 / math.sqrt(2)
+        assert (mirror([one, 0.0, one], FLIP) is not None) is is_found
+    assert mirror([2.0, 0.0, 1.0], FLIP, noise=1e4) is None
+    assert mirror([2.0, 0.0, 1.0]) is None
+
+
+def test_of_several_the_furthest_is_named(x64):
+    assert mirror([2.0, 1.0, 0.0], SWAP, FLIP).what == FLIP.what
+    assert mirror([2.0, -2.1, 0.0], SWAP, FLIP).what in (SWAP.what, FLIP.what)
+    assert mirror([1.0, 1.0, 0.0], SWAP) is None
+
+
+def test_a_direction_of_which_nothing_was_learned_has_no_distance(x64):
+    start = np.array([2.0, 0.0, 0.0])
+    surrogate = around(start)._replace(curvature=np.diag([0.0, 4.0, 0.25]))
+    assert find_mirror([FLIP], CUT, surrogate, start) is None
