@@ -321,6 +321,7 @@ class Ledger:
         self.reproducible = noise is not None and noise.reproducible
         self._lock = threading.Lock()
         self._plan: Plan | None = None
+        self._committed: Plan | None = None  # as it was before any reserve was assigned
         self._spent: dict[str, list[int]] = {}
         self._table: tuple | None = None
         self._context = b""
@@ -341,6 +342,17 @@ class Ledger:
         if self._plan is None:
             raise RuntimeError("no privacy budget is committed yet: it is when the kernel is initialised, by `run`")
         return self._plan
+
+    @property
+    def committed_releases(self) -> tuple[tuple[Mechanism, int], ...]:
+        """What was committed before the first release, reserves unassigned: the guarantee is that of these.
+
+        What a reserve is assigned to follows from what was released, and so may what it costs. Whatever it is, nothing
+        may be claimed of it beyond what the reserve guarantees (a filter, not an odometer).
+
+        :raises RuntimeError: before there is a plan.
+        """
+        return flat_releases((self._committed or self.plan).kinds)
 
     @property
     def closed(self) -> bool:
@@ -364,7 +376,7 @@ class Ledger:
             # First: should this be interrupted, no plan may stand beside the charge of another.
             self._run, self._claimant, self._taken = None, None, {}
             plan = dataclasses.replace(plan, kinds=dict(plan.kinds.items()))  # which nobody else can change later
-            self._plan = plan
+            self._plan = self._committed = plan
             self._spent = {name: [0] * len(kind.counts) for name, kind in plan.kinds.items()}
             self._claimed = {name: [0] * len(kind.counts) for name, kind in plan.kinds.items()}
             self._context = repr((plan, context)).encode()
@@ -372,8 +384,9 @@ class Ledger:
     def assign(self, reserve: str, kinds: Mapping[str, Releases]) -> None:
         """Decide what a kind of release that was kept in reserve is spent on.
 
-        The choice may follow from what was released before: whatever it is, this stage costs no more than was planned
-        for it, so that adaptive composition covers it (Dong, Roth and Su 2022, Theorem 4).
+        The choice may follow from what was released before, and so may what it costs: no more than the reserve. Among
+        `kinds` there may be another reserve, from which later stages are assigned; the whole is then a filter on rho
+        (Smith and Thakurta 2022; for stages of fixed cost Dong, Roth and Su 2022, Theorem 4).
 
         :raises PrivacyBudgetError: if `kinds` are not Gaussian, cost more, or the reserve is touched or gone; or if the
             budget is not here, but with the original of this copy.
@@ -646,6 +659,7 @@ class Ledger:
         # A copy that could grant releases would double the budget.
         return {
             "_plan": self._plan,
+            "_committed": self._committed,
             "_spent": self.spent(),
             "_run": self._run,  # by which the budget of the table knows what is left
             "_warned": True,

@@ -238,8 +238,8 @@ def curvature_noise(size: int, num_rows: float, rho: float) -> float:
 def released_error(size: int, num_rows: float, rho: float) -> float:
     """Error of the posterior's place by the noise in a gradient that is released once, in standard deviations.
 
-    With half of the budget and a clip bound of three times a typical row's gradient. Of eight regressions in the README
-    (eps 1 and 3) the measured errors were 0.6 to 1.2 times this.
+    With half of the budget and a clip bound of three times a typical row's gradient: rather too large, since bounds are
+    narrower than that.
     """
     return 3 * math.sqrt(2 * size / (0.5 * num_rows * rho))
 

@@ -41,6 +41,7 @@ class Rehearsal:
     :ivar rank: share of the private draws that are below the truth, of the same shape.
     :ivar exact_mean, exact_sd: of the posterior without privacy; NaN where there was no comparison.
     :ivar messages: warnings of the private runs, with how many of them gave each.
+    :ivar flagged: how many posteriors released numbers did not vouch for (`PrivacyReport.posterior`).
     """
 
     kernel: str
@@ -54,6 +55,7 @@ class Rehearsal:
     exact_mean: np.ndarray
     exact_sd: np.ndarray
     messages: Mapping[str, int] = field(default_factory=dict)
+    flagged: int = 0
 
     @property
     def error(self) -> np.ndarray:
@@ -100,6 +102,7 @@ class Rehearsal:
             + (f" (90% may be off by {2 * spread:.0%} by chance);" if np.isfinite(outer).all() else ";"),
             "error: distance of private from exact posterior means, in standard deviations (root mean square).",
         ]
+        lines.append(f"{self.flagged} of {len(self.mean)} posteriors are not vouched for by released numbers.")
         lines += [f"{count} of {len(self.mean)} runs warned: {text}" for text, count in self.messages.items()]
         return "\n".join(lines)
 
@@ -153,6 +156,7 @@ def rehearse(
     records: list[dict[str, Any]] = []
     messages: dict[str, int] = {}
     earlier: list[DPKernel] = []
+    flagged = 0
     for k in tqdm(range(repetitions), desc="rehearsing", disable=not progress_bar):
         kernel = make()
         _check_kernel(kernel, earlier)
@@ -169,12 +173,13 @@ def rehearse(
             private.run(private_key, *given, **named)
         for text in {str(w.message) for w in caught if issubclass(w.category, UserWarning)}:
             messages[text] = messages.get(text, 0) + 1
+        flagged += not private.privacy.posterior.trusted
         exact = _exact_draws(kernel._model, exact_key, given, named, run) if compare else {}
         records.append(_record(private, exact, values))
     report = private.privacy
     names = tuple(records[0]["mean"])
     columns = {what: _columns(records, what, names) for what in _RECORDED}
-    return Rehearsal(report.kernel, report.eps, report.num_rows, names, **columns, messages=messages)
+    return Rehearsal(report.kernel, report.eps, report.num_rows, names, **columns, messages=messages, flagged=flagged)
 
 
 def _check_kernel(kernel: Any, earlier: list[DPKernel]) -> None:

@@ -12,6 +12,7 @@ from dp_accounting import DpEvent, SelfComposedDpEvent
 
 from numpyro_dp import accounting
 from numpyro_dp.ledger import Releases, flat_releases
+from numpyro_dp.mechanisms import Mechanism
 
 
 class PosteriorWarning(UserWarning):
@@ -52,6 +53,8 @@ class PrivacyReport:
     :ivar unit: what one protected unit is.
     :ivar num_rows: n under replace-one; None under add-or-remove-one, where it is private.
     :ivar kinds: for each kind of release, its mechanisms and how many of them were planned.
+    :ivar committed: the releases that were committed to before the first one, with what was kept in reserve: `rho`,
+        `eps_at`, `comparison` and `events` are theirs.
     :ivar made: how many releases were made.
     :ivar clips: for each kind, how rows were clipped.
     :ivar public_arguments: arguments of the model that were treated as public knowledge.
@@ -72,6 +75,7 @@ class PrivacyReport:
     num_chains: int
     num_iterations: int
     kinds: Mapping[str, Releases]
+    committed: tuple[tuple[Mechanism, int], ...]
     made: Mapping[str, tuple[int, ...]]
     clips: Mapping[str, str]
     public_arguments: tuple[str, ...]
@@ -105,7 +109,7 @@ class PrivacyReport:
     @property
     def rho(self) -> float | None:
         """The guarantee in zCDP terms: costs of independent analyses of one table add up in rho. None: it has none."""
-        return self._rho(flat_releases(self.kinds))
+        return self._rho(self.committed)
 
     @property
     def rho_spent(self) -> float | None:
@@ -148,25 +152,25 @@ class PrivacyReport:
             raise ValueError("a run without noise has no privacy event: it is not private")
         return tuple(
             SelfComposedDpEvent(mechanism.event(self.neighboring_relation), count)
-            for mechanism, count in flat_releases(self.kinds)
+            for mechanism, count in self.committed
         )
 
     def eps_at(self, delta: float) -> float:
         """The guarantee at another delta: every pair ``(eps_at(delta), delta)`` holds at once."""
         if not self.private:
             return math.inf
-        return accounting.composed_eps(flat_releases(self.kinds), delta, self.neighboring_relation)
+        return accounting.composed_eps(self.committed, delta, self.neighboring_relation)
 
     def comparison(self) -> dict[str, float]:
         """eps of the same releases by every accountant that applies: see `numpyro_dp.accounting.compare`."""
         if not self.private:
             return {}
-        return accounting.compare(flat_releases(self.kinds), self.delta, self.neighboring_relation)
+        return accounting.compare(self.committed, self.delta, self.neighboring_relation)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts; infinities as the string ``"inf"``."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        for name in ("kinds", "made", "clips"):
+        for name in ("kinds", "committed", "made", "clips"):
             del fields[name]
         fields["posterior"] = {**vars(self.posterior), "trusted": self.posterior.trusted}
         fields |= {name: getattr(self, name) for name in ("releases", "rho", "rho_spent", "eps_spent")}

@@ -515,6 +515,7 @@ class DPKernel(MCMCKernel, Algorithm):
             num_chains=plan.num_chains,
             num_iterations=plan.num_iterations,
             kinds=kinds,  # a reader who changes theirs does not change the plan
+            committed=self._ledger.committed_releases,
             made=merged_stages(self._ledger.spent()),
             clips={kind: self._describe_clip(kind) for kind in kinds},
             noise=self._describe_noise(plan),

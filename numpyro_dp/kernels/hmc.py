@@ -60,8 +60,8 @@ class DPHMC(PreparedKernel):
     `prepared` says what was found, and `MCMC.privacy.posterior` whether to believe it.
 
     **Formal guarantee.** Everything that is released is ``(eps, delta)``-DP under `neighboring_relation`. Prepared: the
-    releases of `numpyro_dp.preparation` and of the chain, adaptively chosen Gaussian mechanisms of fixed total cost
-    (Dong, Roth and Su 2022, Theorem 4). Without preparation: all chains and all iterations, warmup and rejections
+    releases of `numpyro_dp.preparation` and of the chain, adaptively chosen Gaussian mechanisms under a filter on their
+    total cost (Smith and Thakurta 2022). Without preparation: all chains and all iterations, warmup and rejections
     included; k iterations release k Gaussian sums of log ratios at noise multiplier ``tau_l`` and at most
     N_g Gaussian sums of gradients at ``tau_g`` (N_g in the table of this module), which cost
     ``rho = k / (2 tau_l^2) + N_g / (2 tau_g^2)`` (Theorem 3.5 of Räisä et al. 2021, with the exact composition of

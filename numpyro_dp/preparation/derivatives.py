@@ -325,7 +325,7 @@ class Survey:
             return jnp.concatenate([light[0], excesses[1:], *light[1:]])
 
         norm = math.sqrt(1 + _LIGHT**2 * (3 if centre else 6)) * _ROOM
-        found = target.release_sum(draw, seen, norm, width, True)
+        found = target.release_sum(draw, seen, norm, width, may_loop=self.centres)
         # A row's distances have a norm of at most 1 here: `Survey.fit` puts them in their units.
         return found, largest / math.sqrt(points.shape[0])
 
@@ -376,7 +376,8 @@ class _Scores(NamedTuple):
     """A row's derivatives before they are clipped.
 
     :ivar score: gradient (m,), centred if the model tells how.
-    :ivar information: (m, m), positive semidefinite: how the clipped score answers to the parameters.
+    :ivar information: (m, m): how the clipped score answers to the parameters. Symmetric; positive semidefinite, but
+        for minus a Hessian.
     :ivar unclipped: the same for a score that is not clipped.
     :ivar clipped: whether the clip shortens the score, as 0 or 1, less how likely the model says that is.
     :ivar outlying: the same of whether the gradient is far longer than those of the model's outcomes.

@@ -1,21 +1,21 @@
 """What was released about a likelihood, as a likelihood: a quadratic in u, and what its noise does to an inference.
 
-Released once: the score ``g = G + e`` (gradient of the log likelihood at ``u = 0``) and the curvature ``K = J + E``
-(minus its Hessian), with noise e and E of known law. Two log likelihoods can be made of them:
+Released once: the score ``g = G + e`` (the sum of clipped gradients at ``u = 0``) and the curvature ``K = J + E`` (how
+that sum answers to the parameters), with noise e and E of known law. Two log likelihoods can be made of them:
 
 ============  ====================================================  ===============================================
 plug-in       ``g'u - u'Ku / 2``                                    the exact one plus a fixed noise polynomial
-noise-aware   ``log N(g; K u, K + cov(e) + cov(E u))``              what an observer of g and K knows about u
+noise-aware   ``log N(g; K u, v K + cov(e) + cov(E u))``            what an observer of g and K knows about u
 ============  ====================================================  ===============================================
 
-The second treats the release as the data. Given the parameters, the score is normal around ``J u`` with the variance J
-(the information identity: that of the rows) plus that of the noise; ``cov(E u) = s^2 (|u|^2 I + u u') / 2`` for a
-symmetric noise matrix whose diagonal has standard deviation s. Without noise both are the same function. With it, the
-second has intervals that cover the truth about as often as they say, as long as the noise in the curvature is below the
-curvature: in one dimension 90% intervals cover .89 to .94 at relative noise of .5, .87 to .91 at 1, .75 at 3; runs that
-would have more than 1 are refused (`numpyro_dp.preparation.require_hope`). Normality of the score, and J for its
-variance, are approximations: they need many rows, few of them clipped, and a model that holds. Tempered, both are those
-of the tempered likelihood.
+The second treats the release as the data. Given the parameters, the score is normal around ``J u`` with the variance v
+J (that of the rows; v is 1 by the information identity, less for clipped scores) plus that of the noise; ``cov(E u) =
+s^2 (|u|^2 I + u u') / 2`` for a symmetric noise matrix whose diagonal has standard deviation s. Without noise both are
+the same function. With it, the second has intervals that cover the truth about as often as they say, as long as the
+noise in the curvature is below the curvature: in one dimension 90% intervals cover .89 to .94 at relative noise of .5,
+.87 to .91 at 1, .75 at 3; runs that would have more than 1 are refused (`numpyro_dp.preparation.options.require_hope`).
+Normality of the score, and J for its variance, are approximations: they need many rows, few of them clipped, and a
+model that holds. Tempered, both are those of the tempered likelihood.
 """
 
 from typing import NamedTuple

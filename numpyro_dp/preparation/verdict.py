@@ -30,8 +30,8 @@ class Check(NamedTuple):
     """What released numbers say about a surrogate; all of it would be about as named if the surrogate were right.
 
     :ivar has_arrived: whether the search for the posterior ended with a step of no significance: yes.
-    :ivar moved: how far the mode moved from the first of the last releases to the second, as a chi-square statistic
-        over its degrees of freedom: 1.
+    :ivar moved: how far the mode moved between the last two releases, as a chi-square statistic over its degrees of
+        freedom: 1.
     :ivar reach: length of that move over the square root of the number of coordinates, in posterior standard
         deviations: about 1, or what the noise makes of it.
     :ivar unresolved: the largest part of a coordinate's precision that the information's noise may have made: below 1.

@@ -42,11 +42,6 @@ def planned(ledger, but=""):
     return math.fsum(count * mechanism.rho for mechanism, count in flat_releases(kinds))
 
 
-@pytest.fixture(autouse=True)
-def _state_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-
-
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "table.budget"

@@ -4,6 +4,7 @@ Two neighbouring tables get the same noise, and it is the integers before the no
 rows are looked at one by one: their norm is what the survey says that it is, so that nothing is lost to the clip.
 """
 
+import inspect
 import math
 
 import jax
@@ -322,3 +323,24 @@ def test_the_squares_of_a_fit_are_centred_where_the_number_of_rows_is_public_onl
         fit = jax.jit(survey._sum_fit)
         found, _ = fit(survey._target.rows, None, None, survey._cast(FRAME), 0.3, points, 0.1, 1.0)
         np.testing.assert_allclose(np.asarray(found.value)[:, 2], _LIGHT * expected)
+
+
+@pytest.mark.parametrize("can_draw", [True, False])
+def test_only_samplers_may_loop(can_draw, monkeypatch):
+    """Loops whose end depends on a row are allowed for outcomes that the model draws, and for nothing else."""
+    asked = []
+    for name in ("release_sum", "find_bounds"):
+        original = getattr(PrivateTarget, name)
+
+        def watched(self, *args, original=original, name=name, **options):
+            bound = inspect.signature(original).bind(self, *args, **options)
+            asked.append((name, bool(bound.arguments.get("may_loop", False))))
+            return original(self, *args, **options)
+
+        monkeypatch.setattr(PrivateTarget, name, watched)
+    survey = survey_of(table(40), can_draw=can_draw)
+    survey.bounds(searches(BOUND_GRID.num_counts, 2), FRAME, np.array([1e-3, 1e-6]), 2.0)
+    survey.derivatives(of_derivatives(), FRAME, Bounds(0.3, 0.1), SHARE)
+    survey.fit(searches(CURVE_GRID.num_counts), draw(3 + len(POINTS)), FRAME, 0.3, POINTS, 2.0**-12, 2.0)
+    assert [name for name, _ in asked] == ["find_bounds", "release_sum", "find_bounds", "release_sum"]
+    assert {may_loop for _, may_loop in asked} == {can_draw}

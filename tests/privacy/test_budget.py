@@ -39,11 +39,6 @@ def model(y):
         numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
 
 
-@pytest.fixture(autouse=True)
-def _state_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-
-
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "table.budget"
