@@ -266,9 +266,7 @@ class PreparedKernel(DPKernel):
         found = search(survey, prior, near, fund, self._ledger.plan.num_rows)
         if options.mode == "walk":
             return self._walk(begun, fund, found)
-        surrogate, stages = last_releases(
-            survey, found.frame, prior, fund, found.num_rows, fund.left - FIT_SHARE * whole
-        )
+        surrogate, stages = last_releases(survey, found, prior, fund, fund.left - FIT_SHARE * whole)
         checked, surrogate = check(survey, found, surrogate, stages, prior, fund, fund.left)
         start, covariance = start_near(cut, recentred(surrogate, prior), z_prior)
         return Prepared(

@@ -13,7 +13,7 @@ import numpy as np
 
 from numpyro_dp.preparation.derivatives import Bounds, Derivatives, Frame, Survey
 from numpyro_dp.preparation.fund import Fund, Wish, only
-from numpyro_dp.preparation.search import NormalPrior, expected_square, noise_edge, within_reason
+from numpyro_dp.preparation.search import Found, NormalPrior, expected_square, noise_edge, within_reason
 from numpyro_dp.preparation.surrogate import Surrogate
 
 FIRST_SHARE = 0.2
@@ -81,22 +81,26 @@ def information_share(size: int, num_rows: float, rho: float) -> float:
 
 
 def last_releases(
-    survey: Survey, frame: Frame, prior: NormalPrior, fund: Fund, n: float, rho: float
+    survey: Survey, found: Found, prior: NormalPrior, fund: Fund, rho: float
 ) -> tuple[Surrogate, list[LastRelease]]:
     """The surrogate, and the stages that it was made of, the last one last.
 
-    :param frame: where the search has ended.
+    What the search released near its end is a part of it, where what the clip takes is given back.
+
+    :param found: where the search has ended.
     :param rho: for all of it.
     """
     m = survey.size
+    n, frame = found.num_rows, found.frame
     share = information_share(m, survey.power * n, rho)
+    before = [LastRelease(here.frame, here.bounds, here.found) for here in found.near] if survey.centres else []
     stages: list[LastRelease] = []
 
     def release(price: float, frame: Frame) -> Surrogate:
         bounds = last_bounds(survey, frame, prior, n, (1 - share) * price)
         draw = fund.ask(last_release=Wish(price, 1, (m + m * (m + 1) // 2,)))["last_release"]
         stages.append(LastRelease(frame, bounds, survey.derivatives(only(draw), frame, bounds, share)))
-        return combine(stages[-1], stages[-2:-1])
+        return combine(stages[-1], [*before, *stages[:-1]])
 
     for _ in range(MOST_FIRST):
         surrogate = release(FIRST_SHARE * rho, frame)

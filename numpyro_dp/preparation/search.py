@@ -4,11 +4,12 @@ Coordinates of the likelihood are phi (`numpyro_dp.cut`); the prior stays outsid
 prior draws give. First the scale of each coordinate's derivatives is searched for, so that no coordinate measured in
 large units hides the others. Then a round of the search
 
-    1. finds clip bounds for the rows' gradients and information matrices, by noisy binary searches;
+    1. finds clip bounds for the rows' gradients and information matrices, by noisy binary searches, unless they follow
+       from public numbers;
     2. releases the sums of both, clipped;
     3. makes a Fisher scoring step, in which eigenvalues of the information that noise may have made are raised;
     4. compares the step with other lengths, by one noisy release of the log likelihood's rise along it, unless it is no
-       longer than noise would make it;
+       longer than noise would make it, or noise would hide the rise;
     5. whitens anew. Where a release cannot tell how much the rows say, the frame keeps the width that it had.
 
 A round costs next to nothing, until a released step is consistent with being there already: then each is paid better
@@ -32,6 +33,8 @@ EXPECTED_ROUNDS = 8
 """So many rounds are paid for where the table is small."""
 RICH, RICH_SHARE = 10.0, 0.05
 """Where so many rounds would cost less than this share of the budget, they are paid better, up to so many times."""
+_WORTH_LESS = 8.0
+"""The next round has so much less noise than the square of this one's step, if that is no dearer."""
 ROUND_SHARE = 0.1
 """Of the budget, for the derivatives of one round, at most."""
 GROWTH = 6.0
@@ -44,9 +47,15 @@ _WIDENS = 1 / 16
 certain says nothing about its parameters, and the frame would become as wide as the prior."""
 _INFORMATION_ROOM = 2.0
 """Over that, for the information: its norms vary as the squares of the gradients'."""
+_SCORE_ROOM = 1.2
+"""Over the root mean square of a row's norm in a frame that is right, where bounds are not searched for."""
 _STEP_FLOOR = 0.5
 """Of the noise's spectrum: eigenvalues below are raised to it in a step."""
+_BLURRED = 0.5
+"""A rise along a step whose noise is above this, over the square of the step's length, is not asked for."""
 FINE_NOISE, FINE_EDGE = 8.0, 1.0
+_TOLD_NOISE, _TOLD_EDGE = 16.0, 2.0
+"""A round with no more noise, in a step for each coordinate and in the information, is a part of the last release."""
 _LEAST, _MOST = 0.15, 5.0
 """Eigenvalues of the posterior's precision in a frame that is right enough, as released; but for what noise makes."""
 _NARROWEST, _WIDEST = 1e-7, 1e3
@@ -128,16 +137,18 @@ class Round(NamedTuple):
     def worth(self) -> float:
         """How much better the next round is to be paid.
 
-        More, where noise alone decides on the step, in a frame that is not far from right.
+        More, where noise alone decides on the step, in a frame that is not far from right. Less, where the step is so
+        long that a cheaper one would be as good.
         """
         if self.is_near and self.edge < max(4.0, len(self.step)):
             return GROWTH
-        return 1 / GROWTH
+        return min(max(_WORTH_LESS * self.noise / self.distance, 1 / GROWTH), 1.0)
 
     @property
     def is_usable(self) -> bool:
         """Whether the frame that follows may be used, should nothing better follow."""
-        return self.is_near and self.edge < 2 * FINE_EDGE and self.most < 2 * _MOST
+        is_clear = self.noise < _LOUD * len(self.step) and self.edge < 2 * FINE_EDGE
+        return self.is_near and is_clear and self.most < 2 * _MOST
 
     @property
     def is_enough(self) -> bool:
@@ -164,6 +175,16 @@ class Found(NamedTuple):
     frame: Frame
     rounds: list[Round]
     num_rows: float
+
+    @property
+    def near(self) -> list[Round]:
+        """Rounds whose release says as much about the posterior as later ones, for its price."""
+        near: list[Round] = []
+        for here in reversed(self.rounds):
+            if not (here.is_near and here.noise < _TOLD_NOISE * len(here.step) and here.edge < _TOLD_EDGE):
+                break
+            near.append(here)
+        return near
 
     @property
     def has_arrived(self) -> bool:
@@ -203,7 +224,7 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
         price = min(worth * prices.derivatives, ROUND_SHARE * rho)
         if fund.left - (price + prices.bounds + prices.line) < (1 - SEARCH_SHARE) * rho:
             break
-        here = _round(survey, prior, fund, frame, prices._replace(derivatives=price), n, not rounds)
+        here = _round(survey, prior, fund, frame, prices._replace(derivatives=price), n, rounds)
         rounds.append(here)
         frame = _next_frame(here, prior)
         usable = frame if here.is_usable else usable
@@ -227,50 +248,65 @@ def _first_frame(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fu
 
 
 def _round(
-    survey: Survey,
-    prior: NormalPrior,
-    fund: Fund,
-    frame: Frame,
-    prices: _Prices,
-    n: float,
-    is_first: bool,
+    survey: Survey, prior: NormalPrior, fund: Fund, frame: Frame, prices: _Prices, n: float, rounds: list[Round]
 ) -> Round:
     m = survey.size
-    draws = fund.ask(
-        bounds=Wish(prices.bounds, BOUND_GRID.num_counts, (2,)),
-        derivatives=Wish(prices.derivatives, 1, (m + m * (m + 1) // 2,)),
-    )
-    typical = math.sqrt(m / (survey.power * n))
-    score, information = survey.bounds(draws["bounds"], frame, 2.0**-16 * np.array([typical, typical**2]), _UNSEEN * n)
-    # Where few rows say most (a rare outcome), typical ones say little: bounds are not below those of a right frame.
-    bounds = Bounds(max(score, typical), max(_INFORMATION_ROOM * information, typical**2))
-    found = survey.derivatives(only(draws["derivatives"]), frame, bounds, 0.5)
-    slope, precision = prior.in_frame(frame)
+    bounds, found = _release(survey, fund, frame, prices, n, not rounds or rounds[-1].is_near)
     edge = noise_edge(found.information_scale, m)
-    values, vectors = np.linalg.eigh(found.information)
-    whole = (vectors * np.maximum(values, max(_STEP_FLOOR * edge, _WIDENS))) @ vectors.T + precision
-    step = np.linalg.solve(whole, found.score + slope)
+    step, distance, noise = _step(found, edge, prior, frame)
     length = 1.0
-    distance = float(step @ whole @ step)
-    noise = float(found.score_scale**2 * np.trace(np.linalg.inv(whole)))
-    if is_first or distance > expected_square(m, noise) or noise > _LOUD * m:
+    # Of the rise along the whole step, under replace-one.
+    blur = survey.power * float(bounds.score) * np.linalg.norm(step) * math.sqrt(2 * len(LINE) / prices.line)
+    is_short = distance < expected_square(m, noise)
+    if blur < _BLURRED * distance and (not rounds or not is_short or noise > _LOUD * m):
         draw = only(fund.ask(line_search=Wish(prices.line, 1, (len(LINE),)))["line_search"])
         length = _length(survey, draw, prior, frame, step, float(bounds.score))
-        if length == 0 and distance < expected_square(m, noise) and noise < _LOUD * m:
+        if length == 0 and is_short and noise < _LOUD * m:
             length = 1.0
+    _, precision = prior.in_frame(frame)
     precisions = np.linalg.eigvalsh(found.information + precision)
-    return Round(
-        frame,
-        bounds,
-        found,
-        step,
-        length,
-        distance,
-        noise,
-        edge,
-        float(precisions[0]),
-        float(precisions[-1]),
-    )
+    least, most = float(precisions[0]), float(precisions[-1])
+    return Round(frame, bounds, found, step, length, distance, noise, edge, least, most)
+
+
+def _release(
+    survey: Survey, fund: Fund, frame: Frame, prices: _Prices, n: float, is_settled: bool
+) -> tuple[Bounds, Derivatives]:
+    """Score and information at the frame's centre, and the clip bounds that they were released with.
+
+    :param is_settled: whether rows' norms are about those of a right frame, so that bounds follow from public numbers:
+        at the start, where the scales have been searched for, and where no step is left that is longer than the noise.
+    """
+    m = survey.size
+    typical = math.sqrt(m / (survey.power * n))
+    wishes = {"derivatives": Wish(prices.derivatives, 1, (m + m * (m + 1) // 2,))}
+    if survey.centres and is_settled:
+        draws = fund.ask(**wishes)
+        bounds = Bounds(_SCORE_ROOM * typical, _INFORMATION_ROOM * typical**2)
+    else:
+        draws = fund.ask(bounds=Wish(prices.bounds, BOUND_GRID.num_counts, (2,)), **wishes)
+        least = 2.0**-16 * np.array([typical, typical**2])
+        score, information = survey.bounds(draws["bounds"], frame, least, _UNSEEN * n)
+        # Where few rows say most (a rare outcome), typical ones say little: no bound is below that of a right frame.
+        bounds = Bounds(max(score, typical), max(_INFORMATION_ROOM * information, typical**2))
+    return bounds, survey.derivatives(only(draws["derivatives"]), frame, bounds, 0.5)
+
+
+def _step(found: Derivatives, edge: float, prior: NormalPrior, frame: Frame) -> tuple[np.ndarray, float, float]:
+    """To the mode of prior and released likelihood, given the score's noise; `Round.distance` and `Round.noise`.
+
+    Where the rows say nothing, a score is noise, and a step that took it for one would leave the prior.
+    """
+    slope, precision = prior.in_frame(frame)
+    values, vectors = np.linalg.eigh(found.information)
+    values = np.maximum(values, max(_STEP_FLOOR * edge, _WIDENS))
+    whole = (vectors * values) @ vectors.T + precision
+    trust = vectors * (values / (values + found.score_scale**2))
+    inverse = np.linalg.inv((trust * values) @ vectors.T + precision)
+    step = inverse @ (trust @ (vectors.T @ found.score) + slope)
+    spread = inverse @ trust
+    noise = found.score_scale**2 * np.trace(spread.T @ whole @ spread)
+    return step, float(step @ whole @ step), float(noise)
 
 
 def noise_edge(scale: float, size: int) -> float:

@@ -24,7 +24,7 @@ from numpyro_dp.preparation.last_release import (
     mode,
     recentred,
 )
-from numpyro_dp.preparation.search import NormalPrior
+from numpyro_dp.preparation.search import Found, NormalPrior, Round
 from numpyro_dp.preparation.surrogate import Surrogate
 from tests.helpers.surveys import (
     Parabola,
@@ -344,12 +344,12 @@ PARABOLA = N * (positive(np.random.default_rng(5), M) + 0.2 * np.eye(M))
 PRIOR = NormalPrior(np.zeros(M), 4 * np.eye(M))
 
 
-def released_from(away, seed=0):
+def released_from(away, seed=0, rounds=(), centres=True):
     """From a frame around a place so many posterior standard deviations away."""
-    survey, fund = Parabola(PLACE, PARABOLA, N, seed), fund_of(2 * RHO)
+    survey, fund = Parabola(PLACE, PARABOLA, N, seed, centres=centres), fund_of(2 * RHO)
     root = np.linalg.inv(np.linalg.cholesky(PARABOLA)).T
     frame = Frame(PLACE + root @ np.full(M, away / math.sqrt(M)), root)
-    return *last_releases(survey, frame, PRIOR, fund, float(N), RHO), survey, fund
+    return *last_releases(survey, Found(frame, list(rounds), float(N)), PRIOR, fund, RHO), survey, fund
 
 
 @pytest.mark.parametrize(("away", "number"), [(0.0, 2), (30.0, 3), (1e6, MOST_FIRST + 1)])
@@ -364,10 +364,30 @@ def test_first_releases_are_made_until_they_lead_nowhere(away, number):
     assert surrogate.frame is stages[-1].frame
 
 
-def test_the_surrogate_of_the_last_releases_has_the_errors_that_it_claims():
+def round_near(seed):
+    """What a search's last round releases, one posterior standard deviation away, with about a stage's noise."""
+    rng, root = np.random.default_rng([7, seed]), np.linalg.inv(np.linalg.cholesky(PARABOLA)).T
+    frame = Frame(PLACE + root @ np.eye(M)[0], root)
+    score, information = Parabola(PLACE, PARABOLA, N).exact(frame)
+    found = Derivatives(score + 1.5 * rng.normal(size=M), 1.5, information + symmetric_noise(rng, 1, M, 0.1)[0], 0.1)
+    return Round(frame, Bounds(1.0, 1.0), found, np.zeros(M), 1.0, 1.0, 1.0, 0.3, 0.9, 1.1)
+
+
+def test_what_the_search_released_near_its_end_counts_where_gradients_are_centred():
+    rounds = [round_near(0), round_near(1)]
+    for centres, part in ((True, 1), (False, 0)):
+        alone, surrogate = (released_from(0.0, rounds=told, centres=centres)[0] for told in ((), rounds))
+        gained = np.linalg.inv(surrogate.score_covariance) - np.linalg.inv(alone.score_covariance)
+        # The last frame depends on the noise in what came before.
+        np.testing.assert_allclose(np.linalg.eigvalsh(gained), 2 * part / 1.5**2, rtol=0.5, atol=1e-9)
+
+
+@pytest.mark.parametrize("num_rounds", [0, 2])
+def test_the_surrogate_of_the_last_releases_has_the_errors_that_it_claims(num_rounds):
     errors, curvatures = [], []
     for seed in range(200):
-        surrogate, stages, survey, _ = released_from(3.0, seed)
+        rounds = [round_near(10 * seed + k) for k in range(num_rounds)]
+        surrogate, stages, survey, _ = released_from(3.0, seed, rounds)
         score, information = survey.exact(surrogate.frame)
         root = np.linalg.cholesky(surrogate.score_covariance)
         errors.append(np.linalg.solve(root, surrogate.score - score))

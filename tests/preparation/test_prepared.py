@@ -1,6 +1,7 @@
 """Kernels that prepare themselves: what they promise beyond the contract in test_kernels.py, and what they refuse."""
 
 import copy
+import functools
 import itertools
 import json
 import math
@@ -34,6 +35,7 @@ _rng = np.random.default_rng(0)
 X = _rng.uniform(-1, 1, (N, 2))
 Y = (_rng.uniform(size=N) < 1 / (1 + np.exp(-X @ [2.0, -1.0]))).astype(int)
 FORCE = Preparation(force=True)
+FAR = Preparation(force=True, start={"b": -8.0})  # so far that the search takes rounds, bounds among them
 
 
 def model(X, y=None):
@@ -476,7 +478,7 @@ def interrupt_at(monkeypatch, owner, name, call):
     ("make", "owner", "name", "call"),
     [
         (surrogate, Survey, "scales", 1),
-        (walk, Survey, "derivatives", 2),
+        (functools.partial(walk, prepare=FAR), Survey, "derivatives", 2),
         (surrogate, Survey, "fit", 1),
         (walk, Survey, "slope", 1),
         (surrogate, Ledger, "grant", 2),  # planned, and nothing drawn
@@ -536,7 +538,7 @@ def test_all_stages_together_cost_no_more_than_what_was_committed(make, rows, mo
     kernel = make(num_iterations=6, delta=1e-4)
     mcmc = run(kernel, table=(np.tile(X, (rows, 1)), np.tile(Y, rows)))
     committed = gaussian_rho(20.0, 1e-4)
-    assert len(costs) > 5
+    assert len(costs) > 3
     assert max(costs) <= committed
     assert committed * (1 - 1e-7) < costs[-1]
     # What is guaranteed is what was committed, whatever the stages came to.
@@ -584,7 +586,7 @@ def is_same(first, second):
 
 
 def test_a_noise_seed_repeats_a_preparation():
-    first, again = noise_of_a_preparation(walk), noise_of_a_preparation(walk)
+    first, again = (noise_of_a_preparation(walk, prepare=FAR) for _ in range(2))
     assert first.keys() == again.keys()
     assert all(is_same(a, b) for kind in first for a, b in zip(first[kind], again[kind], strict=True))
     rounds = first["derivatives"]
@@ -597,14 +599,14 @@ def test_a_noise_seed_repeats_a_preparation():
     [
         {"eps": 30.0},
         pytest.param({"power": 0.5}, marks=pytest.mark.nightly),
-        {"prepare": Preparation(force=True, start={"b": 1.0})},
-        {"prepare": Preparation(force=True, scales={"b": 0.1})},
+        {"prepare": Preparation(force=True, start={"b": 6.0})},
+        {"prepare": Preparation(force=True, start={"b": -8.0}, scales={"b": 0.1})},
     ],
     ids=["eps", "power", "start", "scales"],
 )
 def test_a_noise_seed_never_hides_two_preparations_under_one_noise(options):
     """Of two queries under one noise the difference would be exact."""
-    first, second = noise_of_a_preparation(walk), noise_of_a_preparation(walk, **options)
+    first, second = (noise_of_a_preparation(walk, **{"prepare": FAR, **given}) for given in ({}, options))
     for kind in ("scales", "bounds", "derivatives", "line search"):
         assert not any(is_same(a, b) for a in first[kind] for b in second[kind])
 

@@ -27,6 +27,7 @@ from numpyro_dp.preparation.search import (
     _known,
     _length,
     _next_frame,
+    _step,
     expected_square,
     noise_edge,
     place_of,
@@ -224,12 +225,13 @@ def test_noise_may_have_taken_so_much_of_a_precision():
     ("changes", "expected"),
     [
         ({}, True),
-        ({"length": 1 / 8, "noise": 1e3, "least": -1.0, "edge": 1.9 * FINE_EDGE, "most": 1.9 * _MOST}, True),
+        ({"length": 1 / 8, "noise": 29 * M, "least": -1.0, "edge": 1.9 * FINE_EDGE, "most": 1.9 * _MOST}, True),
         ({"distance": 1e6}, False),
+        ({"noise": 30 * M}, False),
         ({"edge": 2 * FINE_EDGE}, False),
         ({"most": 2 * _MOST}, False),
     ],
-    ids=["well", "rough", "far", "noise", "narrow"],
+    ids=["well", "rough", "far", "loud", "noise", "narrow"],
 )
 def test_a_frame_is_usable_where_it_is_near_and_not_all_noise(changes, expected):
     assert ENOUGH._replace(**changes).is_usable is expected
@@ -238,7 +240,49 @@ def test_a_frame_is_usable_where_it_is_near_and_not_all_noise(changes, expected)
 def test_the_next_round_is_paid_better_where_noise_alone_decides_on_the_step():
     assert ENOUGH.worth == GROWTH
     assert ENOUGH._replace(distance=1e3).worth == 1 / GROWTH
-    assert ENOUGH._replace(edge=1e3).worth == 1 / GROWTH
+    assert ENOUGH._replace(edge=1e3).worth == 1.0
+    long = ENOUGH._replace(distance=1e3, noise=100.0)  # cheaper, but not so that noise decides
+    assert long.worth == 0.8
+    assert long._replace(noise=140.0).worth == 1.0
+
+
+def test_what_is_told_is_what_the_last_rounds_released_near_the_posterior():
+    far, near = ENOUGH._replace(distance=1e6), [ENOUGH, ENOUGH._replace(length=0.1)]
+    for rounds, expected in (([], []), ([far], []), ([ENOUGH, far], []), ([ENOUGH, far, *near], near[::-1])):
+        assert Found(FRAME, rounds, 100.0).near == expected
+    for changes in ({"noise": 16 * M, "distance": 0.0}, {"edge": 2.0}):
+        assert Found(FRAME, [ENOUGH, ENOUGH._replace(**changes), ENOUGH], 100.0).near == [ENOUGH]
+
+
+# -- A step ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_without_noise_is_newtons():
+    rng = np.random.default_rng(8)
+    survey = Parabola(rng.normal(size=M), positive(rng, M, 50.0) + 50 * np.eye(M))
+    prior = NormalPrior(rng.normal(size=M), positive(rng, M, 0.1) + 0.05 * np.eye(M))
+    frame = Frame(survey.place + 0.3, np.eye(M))
+    found = Derivatives(survey.exact(frame)[0], 1e-6, survey.exact(frame)[1], 1e-9)
+    slope, precision = prior.in_frame(frame)
+    step, distance, noise = _step(found, 1e-9, prior, frame)
+    whole = found.information + precision
+    np.testing.assert_allclose(step, np.linalg.solve(whole, found.score + slope), rtol=1e-6)
+    assert distance == pytest.approx(step @ whole @ step)
+    assert noise == pytest.approx(1e-12 * np.trace(found.information @ np.linalg.inv(whole) / 50), rel=10)
+
+
+def test_where_the_rows_say_nothing_no_step_follows_the_noise():
+    """The score is noise of 10 in a direction of no information, in which the frame is as wide as the prior."""
+    frame, prior = Frame(np.zeros(M), np.diag([1e-3, 1e-3, 1.0])), NormalPrior(np.zeros(M), np.eye(M))
+    rng, steps, scale = np.random.default_rng(9), [], 10.0
+    for _ in range(2000):
+        found = Derivatives(scale * rng.normal(size=M), scale, np.diag([1.0, 1.0, 0.0]), 0.01)
+        step, distance, noise = _step(found, 0.1, prior, frame)
+        steps.append([*step, distance])
+        assert abs(step[2]) < 0.1
+    mean, error = np.mean(steps, 0)[-1], np.std(steps, 0)[-1] / math.sqrt(len(steps))
+    assert mean == pytest.approx(noise, abs=5 * error)
+    np.testing.assert_allclose(np.std(steps, 0)[:2], scale, rtol=5 / math.sqrt(2 * len(steps)))
 
 
 def test_a_search_has_arrived_if_its_last_round_was_enough():
@@ -361,11 +405,12 @@ def test_a_search_that_is_led_astray_in_the_end_goes_back_to_its_last_usable_fra
     derivatives, usual = survey.derivatives, survey.place
 
     def astray(draw, frame, bounds, share):
-        survey.place = usual + 100.0 * max(survey.asked.count("derivatives") - 3, 0)
+        asked = survey.asked.count("derivatives")
+        survey.place = usual + (10.0 * (-1) ** asked if asked > 3 else 0.0)
         return derivatives(draw, frame, bounds, share)
 
     survey.derivatives = astray
-    found, _ = found_by(survey, 0.003)
+    found, _ = found_by(survey, 0.005)
     usable = [k for k, here in enumerate(found.rounds) if here.is_usable]
     assert 0 <= usable[-1] < len(found.rounds) - 1
     expected = _next_frame(found.rounds[usable[-1]], WIDE)
@@ -377,5 +422,5 @@ def test_a_search_that_is_led_astray_in_the_end_goes_back_to_its_last_usable_fra
 def test_steps_that_noise_would_make_as_long_are_gone_without_a_look_at_the_line():
     survey = Parabola(PLACE, PRECISION, N)
     found, _ = found_by(survey, 0.1)
-    assert survey.asked[:4] == ["scales", "bounds", "derivatives", "gains"]  # the first step always has one
+    assert survey.asked[:3] == ["scales", "derivatives", "gains"]  # the first step has one, where noise lets it be seen
     assert survey.asked.count("gains") < survey.asked.count("derivatives") == len(found.rounds)
