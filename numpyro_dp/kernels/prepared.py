@@ -266,8 +266,8 @@ class PreparedKernel(DPKernel):
         found = search(survey, prior, near, fund, self._ledger.plan.num_rows)
         if options.mode == "walk":
             return self._walk(begun, fund, found)
-        surrogate, stages = last_releases(survey, found, prior, fund, fund.left - FIT_SHARE * whole)
-        checked, surrogate = check(survey, found, surrogate, stages, prior, fund, fund.left)
+        surrogates, stages = last_releases(survey, found, prior, fund, fund.left - FIT_SHARE * whole)
+        checked, surrogate = check(survey, found, surrogates, stages, prior, fund, fund.left)
         start, covariance = start_near(cut, recentred(surrogate, prior), z_prior)
         return Prepared(
             "surrogate",

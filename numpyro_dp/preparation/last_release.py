@@ -82,8 +82,8 @@ def information_share(size: int, num_rows: float, rho: float) -> float:
 
 def last_releases(
     survey: Survey, found: Found, prior: NormalPrior, fund: Fund, rho: float
-) -> tuple[Surrogate, list[LastRelease]]:
-    """The surrogate, and the stages that it was made of, the last one last.
+) -> tuple[list[Surrogate], list[LastRelease]]:
+    """The stages, the last one last, and after each the surrogate that is made of all so far.
 
     What the search released near its end is a part of it, where what the clip takes is given back.
 
@@ -95,20 +95,22 @@ def last_releases(
     share = information_share(m, survey.power * n, rho)
     before = [LastRelease(here.frame, here.bounds, here.found) for here in found.near] if survey.centres else []
     stages: list[LastRelease] = []
+    surrogates: list[Surrogate] = []
 
-    def release(price: float, frame: Frame) -> Surrogate:
+    def release(price: float, frame: Frame) -> None:
         bounds = last_bounds(survey, frame, prior, n, (1 - share) * price)
         draw = fund.ask(last_release=Wish(price, 1, (m + m * (m + 1) // 2,)))["last_release"]
         stages.append(LastRelease(frame, bounds, survey.derivatives(only(draw), frame, bounds, share)))
-        return combine(stages[-1], [*before, *stages[:-1]])
+        surrogates.append(combine(stages[-1], [*before, *stages[:-1]]))
 
     for _ in range(MOST_FIRST):
-        surrogate = release(FIRST_SHARE * rho, frame)
+        release(FIRST_SHARE * rho, frame)
         rho -= FIRST_SHARE * rho
-        frame = recentred(surrogate, prior)
+        frame = recentred(surrogates[-1], prior)
         if is_there(stages[-1], prior):
             break
-    return release(rho, frame), stages
+    release(rho, frame)
+    return surrogates, stages
 
 
 def is_there(stage: LastRelease, prior: NormalPrior) -> bool:

@@ -61,14 +61,17 @@ class Check(NamedTuple):
 def check(
     survey: Survey,
     found: Found,
-    surrogate: Surrogate,
+    surrogates: Sequence[Surrogate],
     stages: Sequence[LastRelease],
     prior: NormalPrior,
     fund: Fund,
     rho: float,
 ) -> tuple[Check, Surrogate]:
-    """Look at the rows once more; also the surrogate, with the variance of the clipped scores as released."""
-    m, n = survey.size, found.num_rows
+    """Look at the rows once more; also the surrogate, with the variance of the clipped scores as released.
+
+    :param surrogates, stages: of `last_releases`.
+    """
+    m, n, surrogate = survey.size, found.num_rows, surrogates[-1]
     frame, last = recentred(surrogate, prior), stages[-1]
     half = np.random.default_rng(0).standard_normal((_POINTS, m))
     points = np.concatenate([half, -half])
@@ -83,7 +86,7 @@ def check(
     _, precision = prior.in_frame(surrogate.frame)
     whole = surrogate.curvature + precision
     edge = noise_edge(surrogate.curvature_scale, m)
-    moved, reach = _moved(stages, prior)
+    moved, reach = _moved(stages[-1], surrogates[-2], prior)
     return Check(
         has_arrived=found.has_arrived,
         moved=moved,
@@ -112,12 +115,11 @@ def _variance(survey: Survey, fit: Fit, surrogate: Surrogate, frame: Frame, last
     return float(np.clip(weight * ratio + (1 - weight), 0.3, 3.0))
 
 
-def _moved(stages: Sequence[LastRelease], prior: NormalPrior) -> tuple[float, float]:
-    """How far the mode moved between the last releases: `Check.moved` and `Check.reach`.
+def _moved(here: LastRelease, guide: Surrogate, prior: NormalPrior) -> tuple[float, float]:
+    """How far the mode moved with the last release: `Check.moved` and `Check.reach`.
 
-    Both are seen from the frame of the last one, in which the first one's mode is at 0.
+    :param guide: the surrogate around whose mode that release was made, so that it was at 0.
     """
-    here = stages[-1]
     m = len(here.found.score)
     slope, precision = prior.in_frame(here.frame)
     edge = noise_edge(here.found.information_scale, m)
@@ -126,11 +128,10 @@ def _moved(stages: Sequence[LastRelease], prior: NormalPrior) -> tuple[float, fl
     step = np.linalg.solve(whole, here.found.score + slope)
     inverse = np.linalg.inv(whole)
     noise = here.found.score_scale**2 * inverse @ inverse
-    first = stages[-2]
-    change = np.linalg.solve(np.asarray(here.frame.whitening), np.asarray(first.frame.whitening))
+    change = np.linalg.solve(np.asarray(here.frame.whitening), np.asarray(guide.frame.whitening))
     inverse = inverse @ np.linalg.inv(change).T
-    noise = noise + first.found.score_scale**2 * inverse @ inverse.T
-    noise += first.found.information_scale**2 * np.eye(m)
+    noise = noise + inverse @ guide.score_covariance @ inverse.T
+    noise += guide.curvature_scale**2 * np.eye(m)
     return float(step @ np.linalg.solve(noise, step) / m), math.sqrt(max(step @ whole @ step, 0.0) / m)
 
 

@@ -147,8 +147,8 @@ def checked(away=0.0, seed=0, change=None, centres=True, rho=RHO):
     if change is not None:
         survey.fit = lambda *args: change(fit(*args))
     found = Found(Frame(PLACE + ROOT @ np.full(M, away / math.sqrt(M)), ROOT), [], float(N))
-    surrogate, stages = last_releases(survey, found, PRIOR, fund, 0.9 * rho)
-    result, surrogate = check(survey, found, surrogate, stages, PRIOR, fund, fund.left)
+    surrogates, stages = last_releases(survey, found, PRIOR, fund, 0.9 * rho)
+    result, surrogate = check(survey, found, surrogates, stages, PRIOR, fund, fund.left)
     return result._replace(has_arrived=True), surrogate, stages, fund
 
 
@@ -182,13 +182,13 @@ def test_a_move_between_the_last_releases_is_seen_in_units_of_its_noise():
 
 
 def test_reach_is_the_length_of_the_move_over_the_root_of_the_number_of_coordinates():
-    _, _, stages, _ = checked()
+    _, surrogate, stages, _ = checked()
     step = np.array([3.0, 0.0, 4.0])
     here = stages[-1]
     score = here.found.information @ step
     exact = here.found._replace(score=score, score_scale=1e-9, information_scale=1e-9)
     flat = NormalPrior(np.zeros(M), 1e12 * np.eye(M))
-    _, reach = _moved([stages[0], here._replace(found=exact)], flat)
+    _, reach = _moved(here._replace(found=exact), surrogate, flat)
     assert reach == pytest.approx(math.sqrt(step @ here.found.information @ step / M), rel=1e-4)
 
 
