@@ -183,7 +183,7 @@ def test_stages_of_a_preparation_are_part_of_one_charge(path, mode):
     ledger = kernel._ledger
     assert rho_of(ledger.plan) <= charge.rho <= gaussian_rho(20.0, 0.1 / len(X)) * (1 + 1e-12)
     assert rho_of(ledger.plan) > charge.rho * (1 - 1e-7)
-    assert len([name for name in ledger.plan.kinds if re.search(r" \d+$", name)]) > 5
+    assert len([name for name in ledger.plan.kinds if re.search(r" \d+$", name)]) >= 3
     claimed = budget.claimed(charge.run, ledger.plan)
     assert {name: counts for name, counts in claimed.items() if name in ledger.plan.kinds} == ledger.spent()
     assert all(name.startswith("reserve") for name in claimed.keys() - ledger.plan.kinds.keys())  # decided on since
@@ -205,7 +205,7 @@ def test_a_preparation_that_breaks_off_is_charged_in_full_and_cannot_go_on(path,
         def interrupted(*args):
             raise KeyboardInterrupt
 
-        patched.setattr(Survey, "gains", interrupted)
+        patched.setattr(Survey, "derivatives", interrupted)
         with pytest.raises(KeyboardInterrupt):
             mcmc.run(jax.random.key(0), X)
     spent = kernel._ledger.spent()
