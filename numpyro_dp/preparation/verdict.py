@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+from scipy.stats import chi2
 
 from numpyro_dp.cut import Cut
 from numpyro_dp.preparation.derivatives import CURVE_GRID, Fit, Frame, Survey
@@ -32,6 +33,7 @@ class Check(NamedTuple):
     :ivar has_arrived: whether the search for the posterior ended with a step of no significance: yes.
     :ivar moved: how far the mode moved between the last two releases, as a chi-square statistic over its degrees of
         freedom: 1.
+    :ivar chance: how often noise alone would move it so far.
     :ivar reach: length of that move over the square root of the number of coordinates, in posterior standard
         deviations: about 1, or what the noise makes of it.
     :ivar unresolved: the largest part of a coordinate's precision that the information's noise may have made: below 1.
@@ -47,6 +49,7 @@ class Check(NamedTuple):
 
     has_arrived: bool
     moved: float
+    chance: float
     reach: float
     unresolved: float
     clipped: float | None
@@ -90,6 +93,7 @@ def check(
     return Check(
         has_arrived=found.has_arrived,
         moved=moved,
+        chance=float(chi2.sf(moved * m, m)),
         reach=reach,
         unresolved=float(edge / np.linalg.eigvalsh(whole)[0]),
         clipped=fit.clipped / n if survey.centres else None,
@@ -136,10 +140,11 @@ def _moved(here: LastRelease, guide: Surrogate, prior: NormalPrior) -> tuple[flo
 
 
 # Thresholds were chosen on the half "seen" of `benchmarks/zoo.py`: see docs/small-eps.md for how often they are wrong.
-MOST_MOVED, MOST_REACH = 4.0, 2.5
-UNSURE_MOVED, UNSURE_REACH = 2.5, 1.2
+LEAST_CHANCE, MOST_REACH = 1e-3, 2.5
+UNSURE_CHANCE, UNSURE_REACH = 1e-2, 1.2
 """The same, where the search has not ended by itself."""
-MOST_UNRESOLVED = 0.7
+MOST_UNRESOLVED = 1.0
+"""Up to that, noise-aware intervals cover: see `numpyro_dp.preparation.surrogate`."""
 CLEAR = 4.0
 """Standard deviations of the noise that a number must be away from where it should be."""
 CLEAR_OUTLYING = 3.3
@@ -151,12 +156,12 @@ MOST_VARIED = 2.0
 def reasons(check: Check) -> list[str]:
     """Why released numbers do not vouch for a surrogate, each with the number and what would help."""
     found = []
-    most = (MOST_MOVED, MOST_REACH) if check.has_arrived else (UNSURE_MOVED, UNSURE_REACH)
-    if check.moved > most[0] and check.reach > most[1]:
+    chance, reach = (LEAST_CHANCE, MOST_REACH) if check.has_arrived else (UNSURE_CHANCE, UNSURE_REACH)
+    if check.chance < chance and check.reach > reach:
         found.append(
             f"the search had not arrived: between the last two releases the mode moved {check.reach:.1f} standard "
-            f"deviations, {check.moved:.1f} times what noise explains. A larger eps, fewer parameters, or a public "
-            "start and scales (`Preparation`) would help"
+            f"deviations, {check.moved:.1f} times what noise explains (by chance, {check.chance:.0e} of the time). A "
+            "larger eps, fewer parameters, or a public start and scales (`Preparation`) would help"
         )
     if check.unresolved > MOST_UNRESOLVED:
         found.append(

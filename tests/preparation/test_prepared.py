@@ -319,7 +319,7 @@ def test_copies_of_a_prepared_kernel_keep_its_result_and_have_no_budget_of_their
 
 # -- Whether to believe it --------------------------------------------------------------------------------------------
 
-ALL_IS_WELL = Check(True, 1.0, 1.0, 0.1, 0.0, 0.0, 0.01, 0.01, 1.0, np.zeros(8), 0.1)
+ALL_IS_WELL = Check(True, 1.0, 0.4, 1.0, 0.1, 0.0, 0.0, 0.01, 0.01, 1.0, np.zeros(8), 0.1)
 MIRROR = Mirror("`b` changes its sign", 40.0)
 
 
@@ -327,8 +327,8 @@ MIRROR = Mirror("`b` changes its sign", 40.0)
     ("check", "others", "message"),
     [
         ({}, {}, None),
-        ({"moved": 9.0, "reach": 3.0}, {}, "the search had not arrived"),
-        ({"unresolved": 0.9}, {}, "noise may have made 90% of what is known in some direction"),
+        ({"moved": 9.0, "chance": 1e-6, "reach": 3.0}, {}, "the search had not arrived"),
+        ({"unresolved": 1.9}, {}, "noise may have made 100% of what is known in some direction"),
         ({"clipped": 0.2}, {}, "20.0% more of them than it expects are clipped"),
         ({"curve": np.full(8, 3.0)}, {}, "3.0 from the quadratic that stands for it"),
         ({}, {"mirror": MIRROR}, "prior and likelihood are the same where `b` changes its sign"),

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import chi2
 
 from numpyro_dp.cut import Cut
 from numpyro_dp.preparation.derivatives import CURVE_GRID, Fit, Frame
@@ -29,6 +30,7 @@ M = 3
 WELL = Check(
     has_arrived=True,
     moved=1.0,
+    chance=0.4,
     reach=1.0,
     unresolved=0.1,
     clipped=0.0,
@@ -50,12 +52,15 @@ def bent(by, k=8):
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"moved": 5.0, "reach": 3.0}, ("moved 3.0 standard deviations", "5.0 times", "larger eps", "`Preparation`")),
         (
-            {"has_arrived": False, "moved": 2.6, "reach": 1.3},
+            {"moved": 5.0, "chance": 9e-4, "reach": 3.0},
+            ("moved 3.0 standard deviations", "5.0 times", "larger eps", "`Preparation`"),
+        ),
+        (
+            {"has_arrived": False, "moved": 2.6, "chance": 9e-3, "reach": 1.3},
             ("had not arrived", "2.6 times what noise explains", "public start"),
         ),
-        ({"unresolved": 0.8}, ("noise may have made 80%", "narrower prior")),
+        ({"unresolved": 1.01}, ("noise may have made 100%", "narrower prior")),
         ({"unresolved": 7.0}, ("noise may have made 100%", "fewer parameters")),
         ({"clipped": 0.05}, ("5.0% more of them", "are clipped (noise of that count 0.1%)", "Student's t")),
         ({"clipped": -0.05}, ("5.0% fewer of them", "A law with other tails")),
@@ -92,11 +97,11 @@ def test_a_reason_is_given_with_its_number_and_a_way_out(changes, parts):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"moved": 30.0, "reach": 2.4},  # clear, but near
-        {"moved": 3.9, "reach": 30.0},  # far, but so is the noise
-        {"has_arrived": False, "moved": 2.4, "reach": 30.0},
-        {"has_arrived": False, "moved": 30.0, "reach": 1.1},
-        {"unresolved": 0.69},
+        {"chance": 1e-9, "reach": 2.4},  # clear, but near
+        {"chance": 1.1e-3, "reach": 30.0},  # far, but so is the noise
+        {"has_arrived": False, "chance": 1.1e-2, "reach": 30.0},
+        {"has_arrived": False, "chance": 1e-9, "reach": 1.1},
+        {"unresolved": 0.99},
         {"clipped": 0.99 * MOST_SURPRISING, "clipped_noise": 1e-6},  # few
         {"outlying": -0.99 * MOST_SURPRISING, "outlying_noise": 1e-6},
         {"clipped": 0.05, "clipped_noise": 0.013},  # within the noise
@@ -115,7 +120,7 @@ def test_what_is_small_or_may_be_noise_is_no_reason(changes):
 
 
 def test_all_reasons_at_once():
-    changes = {"moved": 9.0, "reach": 9.0, "unresolved": 2.0, "clipped": 0.3, "curve": bent(9.0)}
+    changes = {"moved": 9.0, "chance": 1e-6, "reach": 9.0, "unresolved": 2.0, "clipped": 0.3, "curve": bent(9.0)}
     assert len(reasons(WELL._replace(**changes))) == 4
 
 
@@ -171,7 +176,10 @@ def test_a_check_spends_what_it_is_given():
 
 
 def test_a_move_between_the_last_releases_is_seen_in_units_of_its_noise():
-    moved = [checked(seed=seed)[0].moved for seed in range(400)]
+    checks = [checked(seed=seed)[0] for seed in range(400)]
+    assert all(one.chance == pytest.approx(chi2.sf(M * one.moved, M)) for one in checks)
+    assert np.mean([one.chance < 0.1 for one in checks]) < 0.1 + 5 * math.sqrt(0.1 * 0.9 / 400)
+    moved = [one.moved for one in checks]
     assert np.mean(moved) < 1 + 5 * math.sqrt(2 / (M * 400))  # some noise is counted generously
     assert np.mean(moved) > 0.5
     # Three coordinates, none of which the last release but one had found: from so far away that all are used up.
