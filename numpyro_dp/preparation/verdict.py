@@ -21,8 +21,10 @@ from numpyro_dp.preparation.search import Found, NormalPrior, noise_edge
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.symmetry import Symmetry
 
-FIT_SHARE = 0.07
+FIT_SHARE = 0.1
 """Of the budget, for the last look at the rows."""
+_BOUND_SHARE = 0.3
+"""Of that, for a bound of the rows' distances from their tangents."""
 _POINTS = 4  # pairs of them
 _OF_SAMPLING = 0.2  # standard deviation of whether a row is outlying, if it is one of nine that are alike
 
@@ -76,12 +78,15 @@ def check(
     """
     m, n, surrogate = survey.size, found.num_rows, surrogates[-1]
     frame, last = recentred(surrogate, prior), stages[-1]
+    of_bound = _BOUND_SHARE * rho
     half = np.random.default_rng(0).standard_normal((_POINTS, m))
     points = np.concatenate([half, -half])
-    draws = fund.ask(fit_bound=Wish(rho / 2, CURVE_GRID.num_counts, (1,)), fit=Wish(rho / 2, 1, (3 + 2 * _POINTS,)))
+    draws = fund.ask(
+        fit_bound=Wish(of_bound, CURVE_GRID.num_counts, (1,)), fit=Wish(rho - of_bound, 1, (3 + 2 * _POINTS,))
+    )
     typical = m / (survey.power * n)
     # Where few rows are far from their tangent (kinks), a bound that many exceed would hide them.
-    most = min(max(0.005 * n, 1.5 * math.sqrt(CURVE_GRID.num_counts / rho)), 0.3 * n)
+    most = min(max(0.005 * n, math.sqrt(CURVE_GRID.num_counts / of_bound)), 0.3 * n)
     fit = survey.fit(
         draws["fit_bound"], only(draws["fit"]), frame, float(last.bounds.score), points, typical / 16, most
     )
@@ -140,9 +145,9 @@ def _moved(here: LastRelease, guide: Surrogate, prior: NormalPrior) -> tuple[flo
 
 
 # Thresholds were chosen on the half "seen" of `benchmarks/zoo.py`: see docs/small-eps.md for how often they are wrong.
-LEAST_CHANCE, MOST_REACH = 1e-3, 2.5
-UNSURE_CHANCE, UNSURE_REACH = 1e-2, 1.2
-"""The same, where the search has not ended by itself."""
+LEAST_CHANCE, UNSURE_CHANCE = 1e-3, 1e-2
+"""Of a move by noise; the second where the search has not ended by itself."""
+MOST_REACH = 1.2
 MOST_UNRESOLVED = 1.0
 """Up to that, noise-aware intervals cover: see `numpyro_dp.preparation.surrogate`."""
 CLEAR = 4.0
@@ -156,8 +161,7 @@ MOST_VARIED = 2.0
 def reasons(check: Check) -> list[str]:
     """Why released numbers do not vouch for a surrogate, each with the number and what would help."""
     found = []
-    chance, reach = (LEAST_CHANCE, MOST_REACH) if check.has_arrived else (UNSURE_CHANCE, UNSURE_REACH)
-    if check.chance < chance and check.reach > reach:
+    if check.chance < (LEAST_CHANCE if check.has_arrived else UNSURE_CHANCE) and check.reach > MOST_REACH:
         found.append(
             f"the search had not arrived: between the last two releases the mode moved {check.reach:.1f} standard "
             f"deviations, {check.moved:.1f} times what noise explains (by chance, {check.chance:.0e} of the time). A "

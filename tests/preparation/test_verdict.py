@@ -97,7 +97,7 @@ def test_a_reason_is_given_with_its_number_and_a_way_out(changes, parts):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"chance": 1e-9, "reach": 2.4},  # clear, but near
+        {"chance": 1e-9, "reach": 1.1},  # clear, but near
         {"chance": 1.1e-3, "reach": 30.0},  # far, but so is the noise
         {"has_arrived": False, "chance": 1.1e-2, "reach": 30.0},
         {"has_arrived": False, "chance": 1e-9, "reach": 1.1},
@@ -169,8 +169,8 @@ def test_a_surrogate_that_is_right_has_a_check_without_reasons():
 def test_a_check_spends_what_it_is_given():
     _, _, _, fund = checked()
     spent = spent_by(fund)
-    assert spent["fit bound"] == pytest.approx(0.05 * RHO, rel=1e-5)
-    assert spent["fit"] == pytest.approx(0.05 * RHO, rel=1e-5)
+    assert spent["fit bound"] == pytest.approx(0.03 * RHO, rel=1e-5)
+    assert spent["fit"] == pytest.approx(0.07 * RHO, rel=1e-5)
     assert fund.left == 0
     assert fund._ledger.plan.kinds["fit bound 3"].counts == (CURVE_GRID.num_counts,)
 
