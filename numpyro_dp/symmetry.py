@@ -1,16 +1,16 @@
-"""Symmetries of a posterior: what may change places, or signs, without a change of prior or rows.
+"""Symmetries of a likelihood: what may change places, or signs, without a change of the rows' densities.
 
 The components of a mixture may be numbered otherwise, a loading and its factor may both change signs: then the
-posterior has a hump for each, all alike, and an approximation around one of them shows that one only, with chains that
-agree. Looked for are
+posterior has a hump for each, as high as the prior is there, and an approximation around one of them shows that one
+only, with chains that agree. Looked for are
 
 - sign changes of one site, or of two;
 - exchanges of two of the first entries along an axis that some sites share, or of sites whose names differ in one
   character (``mu1`` and ``mu2``); of two components, also with a share that becomes the other's: 1 less itself, or, as
   a logit, with its sign changed.
 
-They hold if the prior's density and that of every synthetic row are the same, at draws of the prior and elsewhere, and
-rows are not the same half of the way. **No private value is read.**
+They hold if the density of every synthetic row is the same, at draws of the prior and elsewhere, and not so half of the
+way. What the prior says of two such places is known exactly. **No private value is read.**
 """
 
 import itertools
@@ -39,14 +39,15 @@ _PART = 0.37  # of the way to the image
 
 
 class Symmetry(NamedTuple):
-    """Other parameters at which the joint density is the same.
+    """Other parameters at which the likelihood is the same.
 
     :ivar what: in words.
-    :ivar image: from flat unconstrained parameters to those.
+    :ivar image: from flat unconstrained parameters to those, and the prior's log density there less that here (of the
+        sites' values: a change of places or signs keeps volumes).
     """
 
     what: str
-    image: Callable[[np.ndarray], np.ndarray]
+    image: Callable[[np.ndarray], tuple[np.ndarray, float]]
 
 
 class _Change(NamedTuple):
@@ -61,7 +62,7 @@ class _Change(NamedTuple):
 
 
 def find_symmetries(separated: SeparableModel, args: tuple, kwargs: dict, prior_draws: np.ndarray) -> list[Symmetry]:
-    """The symmetries of a model's prior and rows, of those that are looked for.
+    """The symmetries of a model's rows, of those that are looked for.
 
     :param separated: what `separate` returned for the model.
     :param args, kwargs: the model's arguments. Of the private ones nothing is used; where public ones are traced
@@ -99,16 +100,13 @@ def find_symmetries(separated: SeparableModel, args: tuple, kwargs: dict, prior_
         changes = dict(_changes({name: x.shape for name, x in prototype.items()}))
 
         def compare(z: jax.Array, changes: _Change) -> tuple:
-            """For each change: log densities at the images of `z`, of each row and then of the prior, and part of the
-            way there, of the rows. Of the prior's sites: the density of z differs by the volumes of its transforms.
-            """
+            """For each change: the rows' log densities at the images of `z`, and part of the way there."""
             v = jax.vmap(lambda z: ravel_pytree(constrained(z))[0])(z)
 
             def by(change: _Change) -> tuple[jax.Array, jax.Array]:
-                values = jax.vmap(lambda v: unravel(change(v)))(v)
-                image = jax.vmap(unconstrained)(values)
+                image = jax.vmap(lambda v: unconstrained(unravel(change(v))))(v)
                 there, between = jax.lax.map(jax.vmap(of_rows), jnp.stack([image, z + _PART * (image - z)]))
-                return jnp.column_stack([there, jax.vmap(log_prior)(values)]), between
+                return there, between
 
             return jax.lax.map(by, changes)
 
@@ -119,21 +117,27 @@ def find_symmetries(separated: SeparableModel, args: tuple, kwargs: dict, prior_
     with jax.debug_nans(False), jax.debug_infs(False):  # many images are no parameters
         (here, *there), (_, *between) = jax.device_get(compiled(z, stacked))
 
-    def image_by(change: _Change) -> Callable[[np.ndarray], np.ndarray]:
+    def image_by(change: _Change) -> Callable[[np.ndarray], tuple[np.ndarray, float]]:
+        def image_and_odds(z: jax.Array) -> tuple[jax.Array, jax.Array]:
+            v = ravel_pytree(constrained(z))[0]
+            there = unravel(change(v))
+            return unconstrained(there), log_prior(there) - log_prior(unravel(v))
+
         # Compiled now: by the time that an image is asked for, the budget is spent.
-        image = jax.jit(lambda z: unconstrained(unravel(change(ravel_pytree(constrained(z))[0])))).lower(z[0]).compile()
+        compiled = jax.jit(image_and_odds).lower(z[0]).compile()
 
-        def of(z: np.ndarray) -> np.ndarray:
+        def image(z: np.ndarray) -> tuple[np.ndarray, float]:
             with jax.debug_nans(False), jax.debug_infs(False):
-                return np.asarray(image(np.asarray(z, dtype)), float)
+                there, odds = compiled(np.asarray(z, dtype))
+                return np.asarray(there, float), float(odds)
 
-        return of
+        return image
 
     allowed = tolerance(separated.arguments, here.dtype)
     return [
         Symmetry(what, image_by(change))
         for (what, change), image, part in zip(changes.items(), there, between, strict=True)
-        if _same(here, image, allowed) and not _same(here[:, :-1], part, allowed)
+        if _same(here, image, allowed) and not _same(here, part, allowed)
     ]
 
 

@@ -147,9 +147,14 @@ class PreparedKernel(DPKernel):
         found = [] if self._result.check is None else reasons(self._result.check)
         if (mirror := self._result.mirror) is not None:
             apart = f"about {mirror.distance:.0f}" if mirror.distance < 1000 else "more than 1,000"
+            is_same = abs(math.log(mirror.odds)) < 0.05
+            same = "prior and likelihood are" if is_same else "the likelihood is"
+            beside = (
+                "" if is_same else f"; by the prior, the other has {mirror.odds / (1 + mirror.odds):.0%} of the mass"
+            )
             found.append(
-                f"prior and likelihood are the same where {mirror.what}: the posterior has a hump for each, {apart} of "
-                "its standard deviations apart, and the draws show one of them. Say in the model which is which (by a "
+                f"{same} the same where {mirror.what}: the posterior has a hump for each, {apart} of its standard "
+                f"deviations apart, and the draws show one of them{beside}. Say in the model which is which (by a "
                 "prior that is ordered or positive), or use only what is the same at both"
             )
         return found + self._of_draws

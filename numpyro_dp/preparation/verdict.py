@@ -230,17 +230,20 @@ def unmixed(draws: Any) -> list[str]:
 
 
 class Mirror(NamedTuple):
-    """Other parameters at which prior and likelihood are the same as where the draws are.
+    """Other parameters at which the likelihood is the same as where the draws are.
 
     :ivar what: what is exchanged or changes its sign.
     :ivar distance: how far they are, in standard deviations of the released likelihood.
+    :ivar odds: of the posterior there, against that here: the prior's.
     """
 
     what: str
     distance: float
+    odds: float
 
 
 _APART = 2.0
+_LEAST_ODDS = 0.01
 
 
 def find_mirror(symmetries: Sequence[Symmetry], cut: Cut, surrogate: Surrogate, start: np.ndarray) -> Mirror | None:
@@ -259,10 +262,13 @@ def find_mirror(symmetries: Sequence[Symmetry], cut: Cut, surrogate: Surrogate, 
     here, found = coordinates(start), []
     of_noise = np.linalg.pinv(surrogate.curvature + surrogate.score_covariance, hermitian=True)
     for symmetry in symmetries:
-        way = coordinates(symmetry.image(start)) - here
+        image, log_odds = symmetry.image(start)
+        if not log_odds > math.log(_LEAST_ODDS):
+            continue
+        way = coordinates(image) - here
         changed = np.sum(np.abs(way) > 1e-4 * np.abs(here))
         slope = surrogate.curvature @ np.linalg.solve(surrogate.frame.whitening, way)
         distance = math.sqrt(max(slope @ of_noise @ slope, 0.0))
         if distance > 2 * (math.sqrt(changed) + _APART):
-            found.append(Mirror(symmetry.what, distance))
+            found.append(Mirror(symmetry.what, distance, math.exp(min(log_odds, 300.0))))
     return max(found, key=lambda mirror: mirror.distance, default=None)

@@ -1,4 +1,4 @@
-"""Symmetries of the joint density, and the warning where a release shows one of several humps that are alike."""
+"""Symmetries of the likelihood, and the warning where a release shows one of several humps that are alike."""
 
 import jax
 import jax.numpy as jnp
@@ -151,7 +151,11 @@ SYMMETRIES = {
     "classes": (classes, (X, group), []),
     "components": (two_components(shares, ANY_ORDER), (y,), ["entries 0 and 1 of 'locs', 'w' change places"]),
     "components that are ordered": (two_components(shares, ORDERED), (y,), []),
-    "components with a prior of their own": (two_components(unequal_shares, ANY_ORDER), (y,), []),
+    "components with a prior of their own": (
+        two_components(unequal_shares, ANY_ORDER),
+        (y,),
+        ["entries 0 and 1 of 'locs', 'w' change places"],
+    ),
     "a share of the first": (
         two_components(share, ANY_ORDER),
         (y,),
@@ -159,7 +163,7 @@ SYMMETRIES = {
     ),
     "memberships summed out": (summed_out, (y,), ["entries 0 and 1 of 'locs', 'w' change places"]),
     "a square": (square, (y,), ["'a' changes its sign"]),
-    "a square whose prior has a place": (square_with_a_place, (y,), []),
+    "a square whose prior has a place": (square_with_a_place, (y,), ["'a' changes its sign"]),
     "a network": (
         network,
         (X, y),
@@ -173,14 +177,23 @@ SYMMETRIES = {
         (y,),
         ["'mu1' and 'mu2' change places and 'logit' changes its sign"],
     ),
-    "two of three components": (last_two_alike, (y,), ["entries 1 and 2 of 'locs' change places"]),
-    "components in large numbers": (large_numbers, (y,), []),
+    "two of three components": (
+        last_two_alike,
+        (y,),
+        [f"entries {k} and {k + 1} of 'locs' change places" for k in range(2)],
+    ),
+    "components in large numbers": (large_numbers, (y,), ["entries 0 and 1 of 'locs', 'w' change places"]),
     "groups that synthetic rows do not reach": (groups_out_of_sight, (y, group), []),
     "a regression": (regression, (X, y), []),
     "effects of groups": (effects, (y, group), []),
 }
 
 
+OF_UNEQUAL_PRIORS = {
+    "components with a prior of their own",
+    "a square whose prior has a place",
+    "two of three components",
+}
 SOME = ("memberships summed out", "a network", "a regression")
 
 
@@ -199,10 +212,14 @@ def test_symmetries_are_found(name):
         return sum(jnp.sum(p) for p in compute_log_probs(model, args, {}, values)[0].values())
 
     for symmetry in found:
-        image = symmetry.image(z)
+        image, log_odds = symmetry.image(z)
         assert np.abs(image - z).max() > 0.1
-        np.testing.assert_allclose(joint(image), joint(z), rtol=1e-4)
-        np.testing.assert_allclose(symmetry.image(image), z, atol=1e-4)  # each is its own inverse
+        np.testing.assert_allclose(joint(image) - log_odds, joint(z), rtol=1e-4)
+        back, odds_back = symmetry.image(image)
+        np.testing.assert_allclose(back, z, atol=1e-4)  # each is its own inverse
+        assert odds_back == pytest.approx(-log_odds, abs=1e-3)
+    odds = [abs(symmetry.image(z)[1]) for symmetry in found]
+    assert any(one > 0.01 for one in odds) == (name in OF_UNEQUAL_PRIORS)
 
 
 WITH_SYMMETRIES = {
@@ -247,7 +264,7 @@ def test_debugging_does_not_stop_the_search():
     separated = separate(square, (y,))
     with jax.debug_nans(True), jax.debug_infs(True):
         (symmetry,) = find_symmetries(separated, (y,), {}, np.zeros((4, 2)))
-        assert symmetry.image(np.array([1.0, 2.0])).tolist() == [-1, 2]
+        assert symmetry.image(np.array([1.0, 2.0]))[0].tolist() == [-1, 2]
 
 
 def test_places_that_noise_explains_are_one_hump():

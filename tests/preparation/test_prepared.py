@@ -320,7 +320,7 @@ def test_copies_of_a_prepared_kernel_keep_its_result_and_have_no_budget_of_their
 # -- Whether to believe it --------------------------------------------------------------------------------------------
 
 ALL_IS_WELL = Check(True, 1.0, 0.4, 1.0, 0.1, 0.0, 0.0, 0.01, 0.01, 1.0, np.zeros(8), 0.1)
-MIRROR = Mirror("`b` changes its sign", 40.0)
+MIRROR = Mirror("`b` changes its sign", 40.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -332,6 +332,7 @@ MIRROR = Mirror("`b` changes its sign", 40.0)
         ({"clipped": 0.2}, {}, "20.0% more of them than it expects are clipped"),
         ({"curve": np.full(8, 3.0)}, {}, "3.0 from the quadratic that stands for it"),
         ({}, {"mirror": MIRROR}, "prior and likelihood are the same where `b` changes its sign"),
+        ({}, {"mirror": MIRROR._replace(odds=0.25)}, "the likelihood is the same where `b` changes its sign"),
     ],
 )
 def test_a_posterior_that_may_be_off_says_so(check, others, message):

@@ -284,8 +284,8 @@ def test_of_three_draws_nothing_is_known():
 
 # -- Mirrors -----------------------------------------------------------------------------------------------------------
 
-FLIP = Symmetry("b changes its sign", lambda z: -z)
-SWAP = Symmetry("b[0] and b[1] change places", lambda z: z[[1, 0, 2]])
+FLIP = Symmetry("b changes its sign", lambda z: (-z, 0.0))
+SWAP = Symmetry("b[0] and b[1] change places", lambda z: (z[[1, 0, 2]], 0.0))
 CUT = Cut(M, True, ("a", "b", "c"), lambda z: jnp.asarray(z), lambda phi, row: jnp.zeros(()))
 
 
@@ -317,6 +317,13 @@ def test_humps_that_merge_are_none(x64):
         assert (mirror([one, 0.0, one], FLIP) is not None) is is_found
     assert mirror([2.0, 0.0, 1.0], FLIP, noise=1e4) is None
     assert mirror([2.0, 0.0, 1.0]) is None
+
+
+def test_a_hump_of_which_the_prior_leaves_next_to_nothing_is_none(x64):
+    for odds, expected in ((0.011, 0.011), (50.0, 50.0), (0.009, None), (0.0, None), (math.nan, None)):
+        log_odds = math.log(odds) if odds > 0 else -math.inf if odds == 0 else odds
+        found = mirror([2.0, 0.0, 1.0], FLIP._replace(image=lambda z, log_odds=log_odds: (-z, log_odds)))
+        assert (found and found.odds) == (expected and pytest.approx(expected))
 
 
 def test_of_several_the_furthest_is_named(x64):
