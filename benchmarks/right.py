@@ -51,6 +51,20 @@ def exact_run(model, kwargs, seed):
     return {name: np.asarray(draws) for name, draws in mcmc.get_samples().items()}, r_hat
 
 
+def kept_exact_run(folder, name, model, kwargs, seed):
+    """The same, once for a folder: exact draws do not depend on what is judged by them."""
+    path = Path(folder) / f"{name}-{seed}.npz"
+    if not path.exists():
+        exact, r_hat = exact_run(model, kwargs, seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.npz")
+        np.savez(part, **exact, r_hat__=r_hat)
+        part.replace(path)
+    with np.load(path) as file:
+        exact = dict(file)
+    return exact, float(exact.pop("r_hat__"))
+
+
 def one_run(name, model, kwargs, exact, eps, seed):
     found = {"name": name, "eps": eps, "seed": seed}
     mcmc = MCMC(DPHMC(model, eps=eps), num_warmup=300, num_samples=500, progress_bar=False)
@@ -83,12 +97,12 @@ def one_run(name, model, kwargs, exact, eps, seed):
     }
 
 
-def run(half, kinds, epses, tables, out, shard):
-    names = [n for n, p in PROBLEMS.items() if p.half == half and (not kinds or p.kind in kinds)]
+def run(half, kinds, names, epses, tables, out, exact_draws, shard):
+    names = [n for n, p in PROBLEMS.items() if p.half == half and n in (names or [n]) and p.kind in (kinds or [p.kind])]
     for name in names[shard[0] :: shard[1]]:
         for seed in tables:
             model, kwargs = PROBLEMS[name].make(seed)
-            exact, r_hat = exact_run(model, kwargs, seed)
+            exact, r_hat = kept_exact_run(exact_draws, name, model, kwargs, seed)
             for eps in epses:
                 rho = gaussian_rho(eps, 0.1 / PROBLEMS[name].n)
                 found = one_run(name, model, kwargs, exact, eps, seed)
@@ -138,12 +152,14 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("half", nargs="?", choices=("seen", "unseen"))
     parser.add_argument("--kinds", nargs="*", default=[])
-    parser.add_argument("--eps", nargs="+", type=float, default=[1.0, 3.0])
+    parser.add_argument("--names", nargs="*", default=[])
+    parser.add_argument("--eps", nargs="*", type=float, default=[1.0, 3.0])
     parser.add_argument("--tables", type=int, default=1)
     parser.add_argument("--first-table", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--shard", type=int)
     parser.add_argument("--out", default="right.jsonl")
+    parser.add_argument("--exact-draws", default="exact-draws", help="folder in which exact draws are kept")
     parser.add_argument("--show")
     options = parser.parse_args()
     if options.show:
@@ -156,4 +172,6 @@ if __name__ == "__main__":
         sys.exit(max(job.wait() for job in jobs))
     else:
         seeds = range(options.first_table, options.first_table + options.tables)
-        run(options.half, options.kinds, options.eps, seeds, options.out, (options.shard or 0, options.jobs))
+        shard = (options.shard or 0, options.jobs)
+        kinds, names = options.kinds, options.names
+        run(options.half, kinds, names, options.eps, seeds, options.out, options.exact_draws, shard)

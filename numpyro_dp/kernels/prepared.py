@@ -29,7 +29,7 @@ from numpyro_dp.model import SeparableModel
 from numpyro_dp.preparation.chains import CHAINS, Chain, Prepared
 from numpyro_dp.preparation.derivatives import Survey, has_kinks, is_centred
 from numpyro_dp.preparation.fund import RESERVE, Fund, Wish
-from numpyro_dp.preparation.last_release import last_bounds, last_releases, recentred
+from numpyro_dp.preparation.last_release import last_releases, recentred
 from numpyro_dp.preparation.options import Preparation, require_hope, warn_if_blurred
 from numpyro_dp.preparation.search import Found, NormalPrior, place_of, rough_normal, search
 from numpyro_dp.preparation.start import start_near
@@ -53,7 +53,8 @@ _CLIPS = {
     "bounds": "counts of rows",
     "derivatives": "clip bounds from the released counts",
     "line search": "each row's rise clipped to the linear part's bound",
-    "last release": "clip bounds by n, the number of coordinates, and eps",
+    "last bounds": "counts of rows",
+    "last release": "clip bounds by n, the number of coordinates, and eps, or from the released counts",
     "fit bound": "counts of rows",
     "fit": "clip bounds from the released counts",
     "slope": "counts of rows",
@@ -314,7 +315,7 @@ class PreparedKernel(DPKernel):
             len(found.rounds),
             None,
             None,
-            last_bounds(survey, found.frame, begun.prior, found.num_rows, left),
+            None,
             slope,
             start,
             covariance,

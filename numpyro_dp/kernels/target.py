@@ -324,7 +324,7 @@ class PrivateTarget:
         :param draws: one for each step, for vectors of length k.
         :param per_row: from one-row slices to k numbers; NaN exceeds nothing.
         :param smallest: the lower end of the grid; a number, or one for each of the k.
-        :param threshold: a number of rows.
+        :param threshold: a number of rows, or one for each of the k.
         :param width: about how many numbers one row needs on the way.
         :param may_loop: see `numpyro_dp.isolation.alone`.
         :return: shape (k,).

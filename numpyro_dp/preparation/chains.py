@@ -39,7 +39,7 @@ class Prepared(NamedTuple):
     :ivar rounds: of the search.
     :ivar surrogate: the released likelihood, or None in mode "walk".
     :ivar check: what the rows said about it; None in mode "walk", and for one that was made by hand.
-    :ivar bounds: clip bounds of the rows' gradients and information in the frame.
+    :ivar bounds: clip bounds of the rows' gradients and information in the last release; None in mode "walk".
     :ivar slope: clip bound of a row's log ratio, per unit of distance; None in mode "surrogate".
     :ivar start: unconstrained parameters near the posterior, shape (d,).
     :ivar covariance: about the posterior's, shape (d, d); from prior and frame.
@@ -55,7 +55,7 @@ class Prepared(NamedTuple):
     rounds: int
     surrogate: Surrogate | None
     check: Check | None
-    bounds: Bounds
+    bounds: Bounds | None
     slope: float | None
     start: np.ndarray
     covariance: np.ndarray

@@ -163,8 +163,11 @@ class Survey:
         numbers = (jnp.asarray(x, self.dtype) for x in (smallest, threshold))
         return np.asarray(self._scales(self._target.rows, draws, self._cast(frame), *numbers), float)
 
-    def bounds(self, draws: Draw, frame: Frame, smallest: np.ndarray, threshold: float) -> np.ndarray:
-        """Bounds of the norms of gradients and of information matrices that so many rows exceed, shape (2,)."""
+    def bounds(self, draws: Draw, frame: Frame, smallest: np.ndarray, threshold: float | np.ndarray) -> np.ndarray:
+        """Bounds of the norms of gradients and of information matrices that so many rows exceed, shape (2,).
+
+        :param threshold: a number of rows, or one for each.
+        """
         numbers = (jnp.asarray(x, self.dtype) for x in (smallest, threshold))
         return np.asarray(self._bounds(self._target.rows, draws, self._cast(frame), *numbers), float)
 

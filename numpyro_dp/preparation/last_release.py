@@ -1,17 +1,18 @@
 """The bulk of the budget: the likelihood, released around the posterior, as a noise-aware quadratic.
 
 Where the frame is right, a row's gradient has a mean square norm of m_eff / n, whatever the model (the information
-identity; m_eff counts the coordinates of which the rows, not the prior, decide). So nobody searches for the last clip
-bound: it is a public multiple of that root, by m, n and the budget.
+identity; m_eff counts the coordinates of which the rows, not the prior, decide). Were all covariates about normal, the
+best clip bounds would be public multiples of that, by m, n and the budget. Covariates with heavy tails need larger
+ones. So noisy counts find which bound as many rows exceed as would exceed the best one for normal covariates.
 """
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpyro_dp.preparation.derivatives import Bounds, Derivatives, Frame, Survey
+from numpyro_dp.preparation.derivatives import BOUND_GRID, Bounds, Derivatives, Frame, Survey
 from numpyro_dp.preparation.fund import Fund, Wish, only
 from numpyro_dp.preparation.search import Found, NormalPrior, expected_square, noise_edge, within_reason
 from numpyro_dp.preparation.surrogate import Surrogate
@@ -20,14 +21,23 @@ FIRST_SHARE = 0.2
 """Of what is left, for a release before the last one, which is made around the mode that it gives."""
 MOST_FIRST = 4
 """So many of them, while they still lead away."""
-_SPREAD = 0.4  # of the log of a row's norm, beyond that of a normal law: rows differ in their covariates
+_SPREAD = 0.4
+"""Of the log of a row's norm, beyond that of a normal law: rows differ in their covariates."""
 _UNCENTRED_ROOM = 3.0
-"""Where the model cannot tell what the clip takes, bounds leave more room, so that less is clipped."""
-_MULTIPLES = (1.3, 4.0)
-"""Bounds that clip more than the least of these would have less noise where the budget is small, but what they take is
-not given back by eight draws: of 20,000 rows at eps = .1 a scale came out 5 of its own standard deviations too small
-with .7, and no narrower."""
-_INFORMATION_BOUND, _LARGEST = 1.5, 1.5
+"""Where the model cannot tell what the clip takes, the score's bound leaves more room, so that less is clipped."""
+_MULTIPLES = (1.6, 6.0)
+"""Bounds of the score, over the root mean square of a row's norm. Less than the least of these would have less noise
+where the budget is small, but eight draws do not give back what it clips: of 20,000 rows at eps = .1 a scale came out 5
+of its own standard deviations too small with .7, and no narrower."""
+_INFORMATION_MULTIPLES = (1.3, 6.0)
+_LEAST = 0.5
+"""Of the bound for normal covariates: no smaller one is looked for."""
+_LOUD_INFORMATION = 0.15
+"""Noise of the information, in a step of length 1, above which heavy tails raise its bound no further."""
+_BOUND_SHARE = 0.03
+"""Of the price of a stage, for the bounds."""
+_MOST_EXCEEDING = 0.25
+"""Where the noise would not let fewer rows exceed a bound, nobody searches for it."""
 
 
 class LastRelease(NamedTuple):
@@ -38,35 +48,78 @@ class LastRelease(NamedTuple):
     found: Derivatives
 
 
-def last_bounds(survey: Survey, frame: Frame, prior: NormalPrior, n: float, rho: float) -> Bounds:
-    """Clip bounds where the posterior is about N(0, I), by public and released numbers."""
-    m, counted = survey.size, survey.power * n
-    _, precision = prior.in_frame(frame)
-    informed = min(max(m - float(np.trace(precision)), 1.0), m)
-    multiple = best_multiple(max(round(informed), 1), counted, rho)
-    room = 1.0 if survey.centres else _UNCENTRED_ROOM
-    return Bounds(
-        room * multiple * math.sqrt(informed / counted),
-        _INFORMATION_BOUND * min(room * multiple, _LARGEST) * informed / counted,
-    )
+class _Reference(NamedTuple):
+    """Bounds that would be best if covariates were about normal, and the norms of rows then.
+
+    :ivar multiples: of the root mean square of a row's norm, and of the mean of its information's; shape (2,).
+    :ivar norms: of gradients and information matrices, in the same units, sorted; shape (2, k).
+    """
+
+    multiples: np.ndarray
+    norms: np.ndarray
+
+    def exceeding(self) -> np.ndarray:
+        """Share of the rows that exceed each of the bounds."""
+        return np.mean(self.norms > self.multiples[:, None], 1)
+
+    def quantiles(self, exceeding: np.ndarray) -> np.ndarray:
+        """Which norms such shares of the rows exceed."""
+        return np.array([np.quantile(norms, 1 - share) for norms, share in zip(self.norms, exceeding, strict=True)])
 
 
 @functools.lru_cache(64)
-def best_multiple(size: int, num_rows: float, rho: float) -> float:
-    """The clip bound with the least error of the posterior's place, over the root mean square of a row's norm.
+def reference(size: int, num_rows: float, rho: float, share: float) -> _Reference:
+    """The bounds with the least error of the posterior's place, for rows whose gradients are normal in the frame.
 
-    What the noise adds, ``(2 C)^2 / (2 rho b^2)`` for each coordinate, and what the clip takes, ``v / b^2 - 1``, for
-    rows whose gradients are normal in the frame: b is how the clipped score answers to the place, and v its variance.
+    Of the score: what the noise adds, ``(2 C)^2 / (2 rho b^2)`` for each coordinate, and what the clip takes, ``v / b^2
+    - 1``: b is how the clipped score answers to the place, and v its variance. Of the information, which multiplies the
+    way to the posterior: the square of what the clip takes, and of the noise, ``s^2 (m + 1) / 2``.
+
+    :param rho: for both; the information gets `share` of it.
     """
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((4000, size)) * np.exp(_SPREAD * rng.standard_normal((4000, 1)) - _SPREAD**2)
-    norms = np.linalg.norm(rows, axis=1)
-    multiples = np.geomspace(*_MULTIPLES, 40)
-    factors = np.minimum(1, multiples[:, None] * math.sqrt(size) / norms)
-    b = (factors * norms**2).mean(1) / size
-    v = (factors**2 * norms**2).mean(1) / size
-    noise = 2 * multiples**2 * size / (num_rows * rho * b**2)
-    return float(multiples[np.argmin(noise + v / b**2)])
+    norms = np.sort(np.linalg.norm(rows, axis=1)) / math.sqrt(size)
+    multiples = np.geomspace(*_MULTIPLES, 60)
+    factors = np.minimum(1, multiples[:, None] / norms)
+    b, v = (factors * norms**2).mean(1), (factors**2 * norms**2).mean(1)
+    noise = 2 * multiples**2 * size / (num_rows * (1 - share) * rho * b**2)
+    score = multiples[np.argmin(noise + v / b**2)]
+    multiples = np.geomspace(*_INFORMATION_MULTIPLES, 60)
+    lost = 1 - np.minimum(multiples[:, None], norms**2).mean(1) / np.mean(norms**2)
+    information = multiples[np.argmin(lost**2 + _information_noise(multiples, size, num_rows, rho, share))]
+    return _Reference(np.array([score, information]), np.stack([norms, norms**2]))
+
+
+def _information_noise(multiples: Any, size: int, num_rows: float, rho: float, share: float) -> Any:
+    """Mean square, in each coordinate, of what the information's noise does to a step of length 1 in each."""
+    return (multiples * size / num_rows) ** 2 * (size + 1) / (share * rho)
+
+
+def last_bounds(
+    survey: Survey, frame: Frame, prior: NormalPrior, n: float, rho: float, share: float, fund: Fund
+) -> tuple[Bounds, float]:
+    """Clip bounds where the posterior is about N(0, I), and what is left of `rho`."""
+    m, counted = survey.size, survey.power * n
+    _, precision = prior.in_frame(frame)
+    informed = min(max(m - float(np.trace(precision)), 1.0), m)
+    typical = np.array([math.sqrt(informed / counted), informed / counted])
+    best = reference(max(round(informed), 1), counted, rho, share)
+    if not survey.centres:
+        return Bounds(*(np.array([_UNCENTRED_ROOM, 1.0]) * best.multiples * typical)), rho
+    of_bounds = _BOUND_SHARE * rho
+    noise = math.sqrt(BOUND_GRID.num_counts / of_bounds)  # of a count
+    exceeding = np.maximum(best.exceeding(), 2 * noise / n)
+    if exceeding.max() > _MOST_EXCEEDING:
+        return Bounds(*(best.multiples * typical)), rho
+    draws = fund.ask(last_bounds=Wish(of_bounds, BOUND_GRID.num_counts, (2,)))["last_bounds"]
+    found = survey.bounds(draws, frame, _LEAST * best.quantiles(exceeding) * typical, exceeding * n)
+    # The grid's steps round up, by a factor between 1 and its ratio.
+    found = found / math.sqrt(BOUND_GRID.ratio) * best.multiples / best.quantiles(exceeding)
+    loudest = _LOUD_INFORMATION / math.sqrt(_information_noise(1.0, max(round(informed), 1), counted, rho, share))
+    found[1] = min(found[1], max(loudest, best.multiples[1]) * typical[1])
+    least = np.array([_MULTIPLES[0], _INFORMATION_MULTIPLES[0]])
+    return Bounds(*np.maximum(found, least * typical)), rho - of_bounds
 
 
 def information_share(size: int, num_rows: float, rho: float) -> float:
@@ -98,7 +151,7 @@ def last_releases(
     surrogates: list[Surrogate] = []
 
     def release(price: float, frame: Frame) -> None:
-        bounds = last_bounds(survey, frame, prior, n, (1 - share) * price)
+        bounds, price = last_bounds(survey, frame, prior, n, price, share, fund)
         draw = fund.ask(last_release=Wish(price, 1, (m + m * (m + 1) // 2,)))["last_release"]
         stages.append(LastRelease(frame, bounds, survey.derivatives(only(draw), frame, bounds, share)))
         surrogates.append(combine(stages[-1], [*before, *stages[:-1]]))

@@ -10,12 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_dp.preparation.derivatives import Bounds, Derivatives, Frame
+from numpyro_dp.preparation.derivatives import BOUND_GRID, Bounds, Derivatives, Frame
 from numpyro_dp.preparation.last_release import (
     FIRST_SHARE,
     MOST_FIRST,
     LastRelease,
-    best_multiple,
     combine,
     information_share,
     is_there,
@@ -23,6 +22,7 @@ from numpyro_dp.preparation.last_release import (
     last_releases,
     mode,
     recentred,
+    reference,
 )
 from numpyro_dp.preparation.search import Found, NormalPrior, Round
 from numpyro_dp.preparation.surrogate import Surrogate
@@ -255,52 +255,123 @@ def test_where_noise_hides_the_curvature_the_frame_stays_as_wide_as_it_was():
 # -- Bounds and prices -------------------------------------------------------------------------------------------------
 
 
-def test_the_less_the_noise_the_wider_the_bound():
+def test_the_less_the_noise_the_wider_the_bounds():
     for size in (1, 3, 30):
-        multiples = [best_multiple(size, n, 0.1) for n in (1e1, 1e2, 1e3, 1e4, 1e6, 1e9)]
-        assert multiples == sorted(multiples)
-        assert multiples[0] == pytest.approx(1.3)  # below, eight draws do not give back what the clip takes
-        assert multiples[-1] > 2.5
-        # By rows times rho only.
-        assert best_multiple(size, 1e4, 0.1) == best_multiple(size, 1e3, 1.0)
+        multiples = np.array([reference(size, n, 0.1, 0.2).multiples for n in (1e1, 1e2, 1e3, 1e4, 1e6, 1e9)])
+        assert np.all(np.diff(multiples, axis=0) >= 0)
+        np.testing.assert_allclose(multiples[0], [1.6, 1.3])  # below, eight draws do not give back what the clip takes
+        assert np.all(multiples[-1] > 3)
+        # The first by rows times rho only, the second by rows times the root of rho.
+        assert reference(size, 1e4, 0.1, 0.2).multiples[0] == reference(size, 1e3, 1.0, 0.2).multiples[0]
+        assert reference(size, 1e4, 0.01, 0.2).multiples[1] == reference(size, 1e3, 1.0, 0.2).multiples[1]
 
 
 @pytest.mark.parametrize("size", [1, 4])
-@pytest.mark.parametrize("told", [30.0, 300.0, 3000.0])
-def test_the_bound_has_about_the_least_error(size, told):
-    """Of normal rows in 1 and 4 coordinates: noise and clip, over how the clipped score answers, by numbers."""
+@pytest.mark.parametrize("told", [300.0, 3000.0, 30_000.0])
+def test_the_bounds_have_about_the_least_error(size, told):
+    """Of normal rows in 1 and 4 coordinates: noise and clip, over how the clipped sums answer, by numbers."""
     rows = np.random.default_rng(1).normal(size=(100_000, size))
     norms = np.linalg.norm(rows, axis=1)
+    share = 0.2
 
-    def error(multiple):
+    def of_score(multiple):
         clipped = rows * np.minimum(1, multiple * math.sqrt(size) / norms)[:, None]
         answer, variance = np.sum(rows * clipped) / rows.size, np.mean(clipped**2)
-        return (2 * multiple**2 * size / told + variance) / answer**2
+        return (2 * multiple**2 * size / (0.8 * told) + variance) / answer**2
 
-    best = min(error(multiple) for multiple in np.geomspace(0.2, 5, 60))
-    assert error(best_multiple(size, told, 1.0)) < 1.1 * best
-    assert max(error(factor * best_multiple(size, told, 1.0)) for factor in (1 / 3, 3)) > 1.05 * best
+    def of_information(multiple):
+        squares = norms**2 / size
+        lost = 1 - np.minimum(squares, multiple).mean()
+        noise = 2 * (multiple * size) * math.sqrt(1 / (2 * share)) / told  # rho = told, n = told: see below
+        return lost**2 + noise**2 * (size + 1) / 2
+
+    score = reference(size, told, 1.0, share).multiples[0]
+    assert of_score(score) < 1.15 * min(of_score(multiple) for multiple in np.geomspace(1.6, 6, 60))
+    information = reference(size, told, 1.0, share).multiples[1]
+    grid = np.geomspace(1.3, 6, 60)
+    assert of_information(information) < of_information(1.3) or information < 1.4
+    assert abs(math.log(information / grid[np.argmin([of_information(multiple) for multiple in grid])])) < 0.7
 
 
-def test_last_bounds_are_in_proportion_to_the_root_of_what_a_row_says():
-    frame, flat = Frame(np.zeros(M), np.eye(M)), NormalPrior(np.zeros(M), 1e9 * np.eye(M))
-    survey, n, rho = Parabola(np.zeros(M), np.eye(M)), 1000.0, 0.1
-    multiple = best_multiple(M, n, rho)
-    found = last_bounds(survey, frame, flat, n, rho)
-    assert found.score == pytest.approx(multiple * math.sqrt(M / n))
-    assert found.information == pytest.approx(1.5 * min(multiple, 1.5) * M / n)
-    # Of two coordinates the prior decides.
-    narrow = NormalPrior(np.zeros(M), np.diag([1e9, 1e9, 1.0, 1.0]))
-    informed = last_bounds(survey, frame, narrow, n, rho)
-    assert informed.score == pytest.approx(best_multiple(2, n, rho) * math.sqrt(2 / n))
-    # One at least.
-    tight = NormalPrior(np.zeros(M), 0.01 * np.eye(M))
-    assert last_bounds(survey, frame, tight, n, rho).score == pytest.approx(best_multiple(1, n, rho) * math.sqrt(1 / n))
-    # Tempered rows count less; without a model that tells what the clip takes, it takes less.
-    survey.power = 0.25
-    assert last_bounds(survey, frame, flat, 4 * n, rho) == found
-    survey.power, survey.centres = 1.0, False
-    assert last_bounds(survey, frame, flat, n, rho).score == pytest.approx(3 * found.score)
+class Rows(Parabola):
+    """A survey of rows whose norms in the frame are those of the reference, times a factor."""
+
+    def __init__(self, n, longer=1.0, centres=True, power=1.0):
+        super().__init__(np.zeros(M), np.eye(M), n, power=power, centres=centres)
+        self.longer = longer
+
+    def bounds(self, draws, frame, smallest, threshold):
+        self.asked.append("bounds")
+        units = np.array([math.sqrt(M / (self.power * self.n)), M / (self.power * self.n)]) * [
+            self.longer,
+            self.longer**2,
+        ]
+        quantiles = reference(M, 1.0, 1.0, 0.2).quantiles(np.asarray(threshold) / self.n)
+        assert np.all(smallest < quantiles * units)
+        return quantiles * units * math.sqrt(BOUND_GRID.ratio)
+
+
+FLAT = NormalPrior(np.zeros(M), 1e9 * np.eye(M))
+WHOLE = Frame(np.zeros(M), np.eye(M))
+
+
+def bounds_of(survey, rho=0.1, prior=FLAT, share=0.2):
+    fund = fund_of(2 * rho)
+    found, left = last_bounds(survey, WHOLE, prior, survey.n, rho, share, fund)
+    assert left == pytest.approx(rho - sum(spent_by(fund).values()), rel=1e-6)
+    return found, left
+
+
+def test_bounds_of_few_rows_are_public_multiples_of_what_a_row_says():
+    survey, rho = Rows(500.0), 0.01
+    score, information = reference(M, 500.0, rho, 0.2).multiples
+    found, left = bounds_of(survey, rho)
+    assert survey.asked == []
+    assert left == rho
+    assert found.score == pytest.approx(score * math.sqrt(M / 500))
+    assert found.information == pytest.approx(information * M / 500)
+    # Of two coordinates the prior decides; of all, but one counts at least.
+    for prior, informed in (([1e9, 1e9, 1.0, 1.0], 2), ([0.01] * M, 1)):
+        found, _ = bounds_of(survey, rho, NormalPrior(np.zeros(M), np.diag(prior)))
+        assert found.score == pytest.approx(
+            reference(informed, 500.0, rho, 0.2).multiples[0] * math.sqrt(informed / 500)
+        )
+    # Tempered rows count less.
+    assert bounds_of(Rows(2000.0, power=0.25), rho)[0].score == pytest.approx(score * math.sqrt(M / 500))
+
+
+def test_where_nothing_is_given_back_the_scores_bound_leaves_more_room():
+    survey = Rows(1e5, centres=False)
+    found, _ = bounds_of(survey)
+    assert survey.asked == []
+    score, information = reference(M, 1e5, 0.1, 0.2).multiples
+    assert found.score == pytest.approx(3 * score * math.sqrt(M / 1e5))
+    assert found.information == pytest.approx(information * M / 1e5)
+
+
+@pytest.mark.parametrize(("n", "longer"), [(5e3, 1.0), (1e5, 1.0), (1e5, 2.0), (1e5, 0.01)])
+def test_bounds_of_many_rows_follow_how_long_they_are(n, longer):
+    survey = Rows(n, longer)
+    score, information = reference(M, n, 0.1, 0.2).multiples
+    if longer < 0.1:  # but clip hardly more than normal rows
+        survey.bounds = lambda *args: np.array([1e-9, 1e-9])
+        score, information, longer = 1.6, 1.3, 1.0
+    else:
+        longer = survey.longer
+    found, left = bounds_of(survey)
+    assert left == pytest.approx(0.97 * 0.1)
+    assert found.score == pytest.approx(score * longer * math.sqrt(M / n), rel=0.02)
+    assert found.information == pytest.approx(information * longer**2 * M / n, rel=0.02)
+
+
+def test_the_bound_of_the_information_does_not_grow_until_its_noise_hides_it():
+    n, rho, share = 5e3, 0.1, 0.2
+    public = reference(M, n, rho, share).multiples[1]
+    found = [bounds_of(Rows(n, longer), rho)[0].information * n / M for longer in (1.0, 3.0, 30.0)]
+    assert found[0] == pytest.approx(public, rel=0.02)
+    # The noise of an eigenvalue's square, times (m + 1) / 2, is .15 squared.
+    loudest = 0.15 * n / M * math.sqrt(share * rho / (M + 1))
+    assert found[1] == found[2] == pytest.approx(max(loudest, public))
 
 
 def test_the_information_gets_a_larger_share_where_it_is_worse_known():
@@ -358,11 +429,13 @@ def released_from(away, seed=0, rounds=(), centres=True):
 def test_first_releases_are_made_until_they_lead_nowhere(away, number):
     surrogate, stages, survey, fund = released_from(away)
     assert len(stages) == number
-    assert survey.asked == ["derivatives"] * number
-    assert spent_by(fund) == {"last release": pytest.approx(RHO, rel=1e-6)}
+    assert survey.asked == ["bounds", "derivatives"] * number
+    assert sum(spent_by(fund).values()) == pytest.approx(RHO, rel=1e-6)
+    assert spent_by(fund)["last bounds"] == pytest.approx(0.03 * RHO, rel=1e-6)
     kinds = [kind.mechanisms[0].rho for name, kind in fund._ledger.plan.kinds.items() if "last release" in name]
-    expected = [FIRST_SHARE * RHO * (1 - FIRST_SHARE) ** k for k in range(number - 1)]
-    np.testing.assert_allclose(kinds, [*expected, RHO * (1 - FIRST_SHARE) ** (number - 1)], rtol=1e-6)
+    expected = [FIRST_SHARE * (1 - FIRST_SHARE) ** k for k in range(number - 1)]
+    expected = 0.97 * RHO * np.array([*expected, (1 - FIRST_SHARE) ** (number - 1)])
+    np.testing.assert_allclose(kinds, expected, rtol=1e-6)
     assert surrogate.frame is stages[-1].frame
 
 
