@@ -29,6 +29,7 @@ _LIGHT = 0.5
 _ROOM = 1 + 1.5e-3  # the clip of a sum rounds down, and a row may lie on the bound
 SCALE_GRID = Grid(2.0, 6)
 BOUND_GRID = Grid(2.0**0.5, 7)
+LAST_BOUND_GRID = Grid(2.0**0.5, 4)
 CURVE_GRID = Grid(2.0, 5)
 
 
@@ -124,7 +125,7 @@ class Survey:
         self.dtype = jnp.result_type(float)
         self._count = jax.jit(self._count_rows)
         self._scales = jax.jit(self._find_scales)
-        self._bounds = jax.jit(self._find_bounds)
+        self._bounds = jax.jit(self._find_bounds, static_argnums=3)
         self._derivatives = jax.jit(self._sum_derivatives)
         self._gains = jax.jit(self._sum_gains)
         self._fit = jax.jit(self._sum_fit)
@@ -163,13 +164,15 @@ class Survey:
         numbers = (jnp.asarray(x, self.dtype) for x in (smallest, threshold))
         return np.asarray(self._scales(self._target.rows, draws, self._cast(frame), *numbers), float)
 
-    def bounds(self, draws: Draw, frame: Frame, smallest: np.ndarray, threshold: float | np.ndarray) -> np.ndarray:
+    def bounds(
+        self, draws: Draw, frame: Frame, smallest: np.ndarray, threshold: float | np.ndarray, grid: Grid = BOUND_GRID
+    ) -> np.ndarray:
         """Bounds of the norms of gradients and of information matrices that so many rows exceed, shape (2,).
 
         :param threshold: a number of rows, or one for each.
         """
         numbers = (jnp.asarray(x, self.dtype) for x in (smallest, threshold))
-        return np.asarray(self._bounds(self._target.rows, draws, self._cast(frame), *numbers), float)
+        return np.asarray(self._bounds(self._target.rows, draws, self._cast(frame), grid, *numbers), float)
 
     def derivatives(self, draw: Draw, frame: Frame, bounds: Bounds, share: float) -> Derivatives:
         """Score and information at ``u = 0``, in one release of both.
@@ -270,7 +273,7 @@ class Survey:
             draws, lambda row: jnp.abs(row_gradient(self.cut, frame, row)), SCALE_GRID, smallest, threshold, self.size
         )
 
-    def _find_bounds(self, rows, draws, frame, smallest, threshold) -> jax.Array:
+    def _find_bounds(self, rows, draws, frame, grid, smallest, threshold) -> jax.Array:
         scores = self._row_scores(frame, jnp.asarray(jnp.inf, self.dtype))
 
         def norms(row: tuple) -> jax.Array:
@@ -278,7 +281,7 @@ class Survey:
             return jnp.stack([jnp.linalg.norm(found.score), jnp.linalg.norm(found.information)])
 
         return self._numbered(rows).find_bounds(
-            draws, norms, BOUND_GRID, smallest, threshold, self.size**2 + self.size * CENTRE_DRAWS, self.centres
+            draws, norms, grid, smallest, threshold, self.size**2 + self.size * CENTRE_DRAWS, self.centres
         )
 
     def _sum_derivatives(self, rows, draw, frame, bound, largest, score_weight, information_weight) -> Released:

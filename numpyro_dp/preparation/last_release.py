@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpyro_dp.preparation.derivatives import BOUND_GRID, Bounds, Derivatives, Frame, Survey
+from numpyro_dp.preparation.derivatives import LAST_BOUND_GRID, Bounds, Derivatives, Frame, Survey
 from numpyro_dp.preparation.fund import Fund, Wish, only
 from numpyro_dp.preparation.search import Found, NormalPrior, expected_square, noise_edge, within_reason
 from numpyro_dp.preparation.surrogate import Surrogate
@@ -36,6 +36,10 @@ _LOUD_INFORMATION = 0.15
 """Noise of the information, in a step of length 1, above which heavy tails raise its bound no further."""
 _BOUND_SHARE = 0.03
 """Of the price of a stage, for the bounds."""
+_CLEAR = 3.0
+"""A bound that no row exceeds shall not seem to be exceeded, by noise, by more than are looked for."""
+_LONGEST = 4.0
+"""Gradients that decide on the bounds are so many times as long as those of normal covariates, at most."""
 _MOST_EXCEEDING = 0.25
 """Where the noise would not let fewer rows exceed a bound, nobody searches for it."""
 
@@ -108,18 +112,18 @@ def last_bounds(
     if not survey.centres:
         return Bounds(*(np.array([_UNCENTRED_ROOM, 1.0]) * best.multiples * typical)), rho
     of_bounds = _BOUND_SHARE * rho
-    noise = math.sqrt(BOUND_GRID.num_counts / of_bounds)  # of a count
-    exceeding = np.maximum(best.exceeding(), 2 * noise / n)
+    noise = math.sqrt(LAST_BOUND_GRID.num_counts / of_bounds)  # of a count
+    exceeding = np.maximum(best.exceeding(), _CLEAR * noise / n)
     if exceeding.max() > _MOST_EXCEEDING:
         return Bounds(*(best.multiples * typical)), rho
-    draws = fund.ask(last_bounds=Wish(of_bounds, BOUND_GRID.num_counts, (2,)))["last_bounds"]
-    found = survey.bounds(draws, frame, _LEAST * best.quantiles(exceeding) * typical, exceeding * n)
+    draws = fund.ask(last_bounds=Wish(of_bounds, LAST_BOUND_GRID.num_counts, (2,)))["last_bounds"]
+    found = survey.bounds(draws, frame, _LEAST * best.quantiles(exceeding) * typical, exceeding * n, LAST_BOUND_GRID)
     # The grid's steps round up, by a factor between 1 and its ratio.
-    found = found / math.sqrt(BOUND_GRID.ratio) * best.multiples / best.quantiles(exceeding)
+    found = found / math.sqrt(LAST_BOUND_GRID.ratio) * best.multiples / best.quantiles(exceeding)
     loudest = _LOUD_INFORMATION / math.sqrt(_information_noise(1.0, max(round(informed), 1), counted, rho, share))
     found[1] = min(found[1], max(loudest, best.multiples[1]) * typical[1])
-    least = np.array([_MULTIPLES[0], _INFORMATION_MULTIPLES[0]])
-    return Bounds(*np.maximum(found, least * typical)), rho - of_bounds
+    least, most = np.array([_MULTIPLES[0], _INFORMATION_MULTIPLES[0]]), best.multiples * [_LONGEST, _LONGEST**2]
+    return Bounds(*np.clip(found, least * typical, most * typical)), rho - of_bounds
 
 
 def information_share(size: int, num_rows: float, rho: float) -> float:

@@ -167,7 +167,7 @@ class Parabola:
         score, information = self.exact(frame)
         return np.sqrt(np.diag(information) / self.n + (score / self.n) ** 2)
 
-    def bounds(self, draws, frame, smallest, threshold):
+    def bounds(self, draws, frame, smallest, threshold, grid=None):
         self.asked.append("bounds")
         score, information = self.exact(frame)
         return np.array(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_dp.preparation.derivatives import BOUND_GRID, Bounds, Derivatives, Frame
+from numpyro_dp.preparation.derivatives import LAST_BOUND_GRID, Bounds, Derivatives, Frame
 from numpyro_dp.preparation.last_release import (
     FIRST_SHARE,
     MOST_FIRST,
@@ -300,7 +300,8 @@ class Rows(Parabola):
         super().__init__(np.zeros(M), np.eye(M), n, power=power, centres=centres)
         self.longer = longer
 
-    def bounds(self, draws, frame, smallest, threshold):
+    def bounds(self, draws, frame, smallest, threshold, grid):
+        assert len(draws.granted) == grid.num_counts
         self.asked.append("bounds")
         units = np.array([math.sqrt(M / (self.power * self.n)), M / (self.power * self.n)]) * [
             self.longer,
@@ -308,7 +309,7 @@ class Rows(Parabola):
         ]
         quantiles = reference(M, 1.0, 1.0, 0.2).quantiles(np.asarray(threshold) / self.n)
         assert np.all(smallest < quantiles * units)
-        return quantiles * units * math.sqrt(BOUND_GRID.ratio)
+        return quantiles * units * math.sqrt(LAST_BOUND_GRID.ratio)
 
 
 FLAT = NormalPrior(np.zeros(M), 1e9 * np.eye(M))
@@ -362,6 +363,13 @@ def test_bounds_of_many_rows_follow_how_long_they_are(n, longer):
     assert left == pytest.approx(0.97 * 0.1)
     assert found.score == pytest.approx(score * longer * math.sqrt(M / n), rel=0.02)
     assert found.information == pytest.approx(information * longer**2 * M / n, rel=0.02)
+
+
+def test_a_count_that_noise_has_misled_does_not_waste_the_release():
+    n = 1e5
+    survey = Rows(n, 1e6)
+    found, _ = bounds_of(survey)
+    assert found.score == pytest.approx(4 * reference(M, n, 0.1, 0.2).multiples[0] * math.sqrt(M / n))
 
 
 def test_the_bound_of_the_information_does_not_grow_until_its_noise_hides_it():
