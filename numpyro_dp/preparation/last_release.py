@@ -32,6 +32,8 @@ of its own standard deviations too small with .7, and no narrower."""
 _INFORMATION_MULTIPLES = (1.3, 6.0)
 _LEAST = 0.5
 """Of the bound for normal covariates: no smaller one is looked for."""
+_TYPICAL_SHARE, _LARGEST_SHARE = 0.15, 0.3
+"""Of the price of a stage, for the information."""
 _LOUD_INFORMATION = 0.15
 """Noise of the information, in a step of length 1, above which heavy tails raise its bound no further."""
 _BOUND_SHARE = 0.03
@@ -72,14 +74,14 @@ class _Reference(NamedTuple):
 
 
 @functools.lru_cache(64)
-def reference(size: int, num_rows: float, rho: float, share: float) -> _Reference:
+def reference(size: int, num_rows: float, rho: float) -> _Reference:
     """The bounds with the least error of the posterior's place, for rows whose gradients are normal in the frame.
 
     Of the score: what the noise adds, ``(2 C)^2 / (2 rho b^2)`` for each coordinate, and what the clip takes, ``v / b^2
     - 1``: b is how the clipped score answers to the place, and v its variance. Of the information, which multiplies the
     way to the posterior: the square of what the clip takes, and of the noise, ``s^2 (m + 1) / 2``.
 
-    :param rho: for both; the information gets `share` of it.
+    :param rho: for both.
     """
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((4000, size)) * np.exp(_SPREAD * rng.standard_normal((4000, 1)) - _SPREAD**2)
@@ -87,28 +89,29 @@ def reference(size: int, num_rows: float, rho: float, share: float) -> _Referenc
     multiples = np.geomspace(*_MULTIPLES, 60)
     factors = np.minimum(1, multiples[:, None] / norms)
     b, v = (factors * norms**2).mean(1), (factors**2 * norms**2).mean(1)
-    noise = 2 * multiples**2 * size / (num_rows * (1 - share) * rho * b**2)
+    noise = 2 * multiples**2 * size / (num_rows * (1 - _TYPICAL_SHARE) * rho * b**2)
     score = multiples[np.argmin(noise + v / b**2)]
     multiples = np.geomspace(*_INFORMATION_MULTIPLES, 60)
     lost = 1 - np.minimum(multiples[:, None], norms**2).mean(1) / np.mean(norms**2)
-    information = multiples[np.argmin(lost**2 + _information_noise(multiples, size, num_rows, rho, share))]
+    information = multiples[np.argmin(lost**2 + _information_noise(multiples, size, num_rows, _TYPICAL_SHARE * rho))]
     return _Reference(np.array([score, information]), np.stack([norms, norms**2]))
 
 
-def _information_noise(multiples: Any, size: int, num_rows: float, rho: float, share: float) -> Any:
+def _information_noise(multiples: Any, size: int, num_rows: float, rho: float) -> Any:
     """Mean square, in each coordinate, of what the information's noise does to a step of length 1 in each."""
-    return (multiples * size / num_rows) ** 2 * (size + 1) / (share * rho)
+    return (multiples * size / num_rows) ** 2 * (size + 1) / rho
 
 
 def last_bounds(
-    survey: Survey, frame: Frame, prior: NormalPrior, n: float, rho: float, share: float, fund: Fund
+    survey: Survey, frame: Frame, prior: NormalPrior, n: float, rho: float, fund: Fund
 ) -> tuple[Bounds, float]:
     """Clip bounds where the posterior is about N(0, I), and what is left of `rho`."""
     m, counted = survey.size, survey.power * n
     _, precision = prior.in_frame(frame)
     informed = min(max(m - float(np.trace(precision)), 1.0), m)
     typical = np.array([math.sqrt(informed / counted), informed / counted])
-    best = reference(max(round(informed), 1), counted, rho, share)
+    size = max(round(informed), 1)
+    best = reference(size, counted, rho)
     if not survey.centres:
         return Bounds(*(np.array([_UNCENTRED_ROOM, 1.0]) * best.multiples * typical)), rho
     of_bounds = _BOUND_SHARE * rho
@@ -120,21 +123,22 @@ def last_bounds(
     found = survey.bounds(draws, frame, _LEAST * best.quantiles(exceeding) * typical, exceeding * n, LAST_BOUND_GRID)
     # The grid's steps round up, by a factor between 1 and its ratio.
     found = found / math.sqrt(LAST_BOUND_GRID.ratio) * best.multiples / best.quantiles(exceeding)
-    loudest = _LOUD_INFORMATION / math.sqrt(_information_noise(1.0, max(round(informed), 1), counted, rho, share))
+    loudest = _LOUD_INFORMATION / math.sqrt(_information_noise(1.0, size, counted, _LARGEST_SHARE * rho))
     found[1] = min(found[1], max(loudest, best.multiples[1]) * typical[1])
     least, most = np.array([_MULTIPLES[0], _INFORMATION_MULTIPLES[0]]), best.multiples * [_LONGEST, _LONGEST**2]
     return Bounds(*np.clip(found, least * typical, most * typical)), rho - of_bounds
 
 
-def information_share(size: int, num_rows: float, rho: float) -> float:
+def information_share(bounds: Bounds, size: int, num_rows: float, rho: float) -> float:
     """Of the price of a stage, so much for the information.
 
     The error of the posterior's place has a part from the score's noise, of variance ``a / (1 - h)`` if the information
     gets the share h, and one from the information's noise, ``b / h``, which grows with the distance that is left to go:
-    the best h is ``r / (1 + r)`` with ``r**2 = b / a``.
+    the best h is ``r / (1 + r)`` with ``r**2 = b / a``. Noise is in proportion to the bounds.
     """
-    r = 15 * size**1.5 / (num_rows * math.sqrt(rho))
-    return min(max(r / (1 + r), 0.04), 0.3)
+    distance = 8 * math.sqrt(size / (num_rows * rho))
+    r = float(bounds.information / bounds.score) * distance * math.sqrt((size + 1) / 2)
+    return min(max(r / (1 + r), 0.04), _LARGEST_SHARE)
 
 
 def last_releases(
@@ -149,13 +153,13 @@ def last_releases(
     """
     m = survey.size
     n, frame = found.num_rows, found.frame
-    share = information_share(m, survey.power * n, rho)
     before = [LastRelease(here.frame, here.bounds, here.found) for here in found.near] if survey.centres else []
     stages: list[LastRelease] = []
     surrogates: list[Surrogate] = []
 
     def release(price: float, frame: Frame) -> None:
-        bounds, price = last_bounds(survey, frame, prior, n, price, share, fund)
+        bounds, price = last_bounds(survey, frame, prior, n, price, fund)
+        share = information_share(bounds, m, survey.power * n, price)
         draw = fund.ask(last_release=Wish(price, 1, (m + m * (m + 1) // 2,)))["last_release"]
         stages.append(LastRelease(frame, bounds, survey.derivatives(only(draw), frame, bounds, share)))
         surrogates.append(combine(stages[-1], [*before, *stages[:-1]]))

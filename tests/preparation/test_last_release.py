@@ -257,13 +257,13 @@ def test_where_noise_hides_the_curvature_the_frame_stays_as_wide_as_it_was():
 
 def test_the_less_the_noise_the_wider_the_bounds():
     for size in (1, 3, 30):
-        multiples = np.array([reference(size, n, 0.1, 0.2).multiples for n in (1e1, 1e2, 1e3, 1e4, 1e6, 1e9)])
+        multiples = np.array([reference(size, n, 0.1).multiples for n in (1e1, 1e2, 1e3, 1e4, 1e6, 1e9)])
         assert np.all(np.diff(multiples, axis=0) >= 0)
         np.testing.assert_allclose(multiples[0], [1.6, 1.3])  # below, eight draws do not give back what the clip takes
         assert np.all(multiples[-1] > 3)
         # The first by rows times rho only, the second by rows times the root of rho.
-        assert reference(size, 1e4, 0.1, 0.2).multiples[0] == reference(size, 1e3, 1.0, 0.2).multiples[0]
-        assert reference(size, 1e4, 0.01, 0.2).multiples[1] == reference(size, 1e3, 1.0, 0.2).multiples[1]
+        assert reference(size, 1e4, 0.1).multiples[0] == reference(size, 1e3, 1.0).multiples[0]
+        assert reference(size, 1e4, 0.01).multiples[1] == reference(size, 1e3, 1.0).multiples[1]
 
 
 @pytest.mark.parametrize("size", [1, 4])
@@ -272,12 +272,12 @@ def test_the_bounds_have_about_the_least_error(size, told):
     """Of normal rows in 1 and 4 coordinates: noise and clip, over how the clipped sums answer, by numbers."""
     rows = np.random.default_rng(1).normal(size=(100_000, size))
     norms = np.linalg.norm(rows, axis=1)
-    share = 0.2
+    share = 0.15
 
     def of_score(multiple):
         clipped = rows * np.minimum(1, multiple * math.sqrt(size) / norms)[:, None]
         answer, variance = np.sum(rows * clipped) / rows.size, np.mean(clipped**2)
-        return (2 * multiple**2 * size / (0.8 * told) + variance) / answer**2
+        return (2 * multiple**2 * size / ((1 - share) * told) + variance) / answer**2
 
     def of_information(multiple):
         squares = norms**2 / size
@@ -285,9 +285,9 @@ def test_the_bounds_have_about_the_least_error(size, told):
         noise = 2 * (multiple * size) * math.sqrt(1 / (2 * share)) / told  # rho = told, n = told: see below
         return lost**2 + noise**2 * (size + 1) / 2
 
-    score = reference(size, told, 1.0, share).multiples[0]
+    score = reference(size, told, 1.0).multiples[0]
     assert of_score(score) < 1.15 * min(of_score(multiple) for multiple in np.geomspace(1.6, 6, 60))
-    information = reference(size, told, 1.0, share).multiples[1]
+    information = reference(size, told, 1.0).multiples[1]
     grid = np.geomspace(1.3, 6, 60)
     assert of_information(information) < of_information(1.3) or information < 1.4
     assert abs(math.log(information / grid[np.argmin([of_information(multiple) for multiple in grid])])) < 0.7
@@ -307,7 +307,7 @@ class Rows(Parabola):
             self.longer,
             self.longer**2,
         ]
-        quantiles = reference(M, 1.0, 1.0, 0.2).quantiles(np.asarray(threshold) / self.n)
+        quantiles = reference(M, 1.0, 1.0).quantiles(np.asarray(threshold) / self.n)
         assert np.all(smallest < quantiles * units)
         return quantiles * units * math.sqrt(LAST_BOUND_GRID.ratio)
 
@@ -316,16 +316,16 @@ FLAT = NormalPrior(np.zeros(M), 1e9 * np.eye(M))
 WHOLE = Frame(np.zeros(M), np.eye(M))
 
 
-def bounds_of(survey, rho=0.1, prior=FLAT, share=0.2):
+def bounds_of(survey, rho=0.1, prior=FLAT):
     fund = fund_of(2 * rho)
-    found, left = last_bounds(survey, WHOLE, prior, survey.n, rho, share, fund)
+    found, left = last_bounds(survey, WHOLE, prior, survey.n, rho, fund)
     assert left == pytest.approx(rho - sum(spent_by(fund).values()), rel=1e-6)
     return found, left
 
 
 def test_bounds_of_few_rows_are_public_multiples_of_what_a_row_says():
     survey, rho = Rows(500.0), 0.01
-    score, information = reference(M, 500.0, rho, 0.2).multiples
+    score, information = reference(M, 500.0, rho).multiples
     found, left = bounds_of(survey, rho)
     assert survey.asked == []
     assert left == rho
@@ -334,9 +334,7 @@ def test_bounds_of_few_rows_are_public_multiples_of_what_a_row_says():
     # Of two coordinates the prior decides; of all, but one counts at least.
     for prior, informed in (([1e9, 1e9, 1.0, 1.0], 2), ([0.01] * M, 1)):
         found, _ = bounds_of(survey, rho, NormalPrior(np.zeros(M), np.diag(prior)))
-        assert found.score == pytest.approx(
-            reference(informed, 500.0, rho, 0.2).multiples[0] * math.sqrt(informed / 500)
-        )
+        assert found.score == pytest.approx(reference(informed, 500.0, rho).multiples[0] * math.sqrt(informed / 500))
     # Tempered rows count less.
     assert bounds_of(Rows(2000.0, power=0.25), rho)[0].score == pytest.approx(score * math.sqrt(M / 500))
 
@@ -345,7 +343,7 @@ def test_where_nothing_is_given_back_the_scores_bound_leaves_more_room():
     survey = Rows(1e5, centres=False)
     found, _ = bounds_of(survey)
     assert survey.asked == []
-    score, information = reference(M, 1e5, 0.1, 0.2).multiples
+    score, information = reference(M, 1e5, 0.1).multiples
     assert found.score == pytest.approx(3 * score * math.sqrt(M / 1e5))
     assert found.information == pytest.approx(information * M / 1e5)
 
@@ -353,7 +351,7 @@ def test_where_nothing_is_given_back_the_scores_bound_leaves_more_room():
 @pytest.mark.parametrize(("n", "longer"), [(5e3, 1.0), (1e5, 1.0), (1e5, 2.0), (1e5, 0.01)])
 def test_bounds_of_many_rows_follow_how_long_they_are(n, longer):
     survey = Rows(n, longer)
-    score, information = reference(M, n, 0.1, 0.2).multiples
+    score, information = reference(M, n, 0.1).multiples
     if longer < 0.1:  # but clip hardly more than normal rows
         survey.bounds = lambda *args: np.array([1e-9, 1e-9])
         score, information, longer = 1.6, 1.3, 1.0
@@ -369,28 +367,34 @@ def test_a_count_that_noise_has_misled_does_not_waste_the_release():
     n = 1e5
     survey = Rows(n, 1e6)
     found, _ = bounds_of(survey)
-    assert found.score == pytest.approx(4 * reference(M, n, 0.1, 0.2).multiples[0] * math.sqrt(M / n))
+    assert found.score == pytest.approx(4 * reference(M, n, 0.1).multiples[0] * math.sqrt(M / n))
 
 
 def test_the_bound_of_the_information_does_not_grow_until_its_noise_hides_it():
-    n, rho, share = 5e3, 0.1, 0.2
-    public = reference(M, n, rho, share).multiples[1]
+    n, rho = 5e3, 0.1
+    public = reference(M, n, rho).multiples[1]
     found = [bounds_of(Rows(n, longer), rho)[0].information * n / M for longer in (1.0, 3.0, 30.0)]
     assert found[0] == pytest.approx(public, rel=0.02)
     # The noise of an eigenvalue's square, times (m + 1) / 2, is .15 squared.
-    loudest = 0.15 * n / M * math.sqrt(share * rho / (M + 1))
+    loudest = 0.15 * n / M * math.sqrt(0.3 * rho / (M + 1))
     assert found[1] == found[2] == pytest.approx(max(loudest, public))
 
 
 def test_the_information_gets_a_larger_share_where_it_is_worse_known():
-    shares = [information_share(5, n, 0.1) for n in (10, 1e3, 3e3, 1e4, 1e6)]
+    def share(size, n, rho=0.1, longer=1.0):
+        return information_share(Bounds(math.sqrt(size / n), longer * size / n), size, n, rho)
+
+    shares = [share(5, n) for n in (10, 1e3, 3e3, 1e4, 1e6)]
     assert shares[0] == 0.3
     assert shares[-1] == 0.04
     assert shares == sorted(shares, reverse=True)
-    # r / (1 + r), with r the root of the ratio of the two errors at an equal price.
-    r = 15 * 5**1.5 / (3e3 * math.sqrt(0.1))
-    assert information_share(5, 3e3, 0.1) == pytest.approx(r / (1 + r))
-    assert information_share(5, 3e3, 0.1) < information_share(8, 3e3, 0.1)
+    assert share(5, 1e4) < share(8, 1e4)
+    # r / (1 + r), with r the root of the ratio of the two errors at an equal price: noise of the score's 2 C^2 / rho in
+    # each coordinate, of the information's C_h^2 (m + 1) d^2 / rho, at a distance d.
+    distance = 8 * math.sqrt(5 / (3e3 * 0.1))
+    for longer in (1.0, 2.0):
+        r = math.sqrt((longer * 5 / 3e3) ** 2 * 6 * distance**2 / (2 * 5 / 3e3))
+        assert share(5, 3e3, longer=longer) == pytest.approx(r / (1 + r))
 
 
 # -- Stages ------------------------------------------------------------------------------------------------------------
