@@ -14,7 +14,7 @@ import numpy as np
 
 from numpyro_dp.preparation.derivatives import LAST_BOUND_GRID, Bounds, Derivatives, Frame, Survey
 from numpyro_dp.preparation.fund import Fund, Wish, only
-from numpyro_dp.preparation.search import Found, NormalPrior, expected_square, noise_edge, within_reason
+from numpyro_dp.preparation.search import Found, NormalPrior, noise_edge, within_reason
 from numpyro_dp.preparation.surrogate import Surrogate
 
 FIRST_SHARE = 0.2
@@ -44,6 +44,10 @@ _LONGEST = 4.0
 """Gradients that decide on the bounds are so many times as long as those of normal covariates, at most."""
 _MOST_EXCEEDING = 0.25
 """Where the noise would not let fewer rows exceed a bound, nobody searches for it."""
+
+
+_MOST_BY_NOISE = 3.0
+"""Standard deviations of a step's square by which noise makes it longer, at most."""
 
 
 class LastRelease(NamedTuple):
@@ -181,8 +185,9 @@ def is_there(stage: LastRelease, prior: NormalPrior) -> bool:
     values, vectors = np.linalg.eigh(found.information)
     whole = (vectors * np.maximum(values, noise_edge(found.information_scale, m) / 2)) @ vectors.T + precision
     step = np.linalg.solve(whole, found.score + slope)
-    noise = float(found.score_scale**2 * np.trace(np.linalg.inv(whole)))
-    return float(step @ whole @ step) < expected_square(m, noise)
+    noise = found.score_scale**2 / np.linalg.eigvalsh(whole)  # of the squares that add up to the step's
+    most = noise.sum() + _MOST_BY_NOISE * math.sqrt(2 * np.sum(noise**2))
+    return float(step @ whole @ step) < 2 * m + most
 
 
 def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:

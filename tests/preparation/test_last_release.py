@@ -410,9 +410,12 @@ def stage_at(distance, score_scale=0.1):
 def test_it_is_there_where_the_step_is_no_longer_than_noise_makes_it():
     flat = NormalPrior(np.zeros(M), 1e9 * np.eye(M))
     assert is_there(stage_at(0.0), flat)
-    assert is_there(stage_at(3.9), flat)  # the root of 4 m is 4
-    assert not is_there(stage_at(4.3), flat)
-    assert is_there(stage_at(4.3, score_scale=2.0), flat)
+    assert is_there(stage_at(2.8), flat)  # the root of 2 m, and of what the noise of .1 adds
+    assert not is_there(stage_at(3.1), flat)
+    # With noise of 2: 8 + 4 m + 3 standard deviations of 4 times a chi-square variable.
+    edge = math.sqrt(8 + 4 * M + 3 * 4 * math.sqrt(2 * M))
+    assert is_there(stage_at(0.98 * edge, score_scale=2.0), flat)
+    assert not is_there(stage_at(1.02 * edge, score_scale=2.0), flat)
     pulled = NormalPrior(np.array([9.0, 0.0, 0.0, 0.0]), np.eye(M))
     assert not is_there(stage_at(0.0), pulled)
     # A direction that noise hides is no way to a far place.
