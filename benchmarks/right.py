@@ -11,6 +11,7 @@ The half `"unseen"` is for final figures: whoever looks at it has nothing to cho
 """
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -52,8 +53,9 @@ def exact_run(model, kwargs, seed):
 
 
 def kept_exact_run(folder, name, model, kwargs, seed):
-    """The same, once for a folder: exact draws do not depend on what is judged by them."""
-    path = Path(folder) / f"{name}-{seed}.npz"
+    """The same, once for a folder and a zoo: exact draws do not depend on what is judged by them."""
+    zoo = hashlib.sha256(Path(__file__).with_name("zoo.py").read_bytes()).hexdigest()[:8]
+    path = Path(folder) / f"{name}-{seed}-{zoo}.npz"
     if not path.exists():
         exact, r_hat = exact_run(model, kwargs, seed)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +155,7 @@ if __name__ == "__main__":
     parser.add_argument("half", nargs="?", choices=("seen", "unseen"))
     parser.add_argument("--kinds", nargs="*", default=[])
     parser.add_argument("--names", nargs="*", default=[])
-    parser.add_argument("--eps", nargs="*", type=float, default=[1.0, 3.0])
+    parser.add_argument("--eps", nargs="*", type=float, default=[1.0, 3.0], help="without a value: exact draws only")
     parser.add_argument("--tables", type=int, default=1)
     parser.add_argument("--first-table", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)

@@ -30,6 +30,7 @@ _MULTIPLES = (1.6, 6.0)
 where the budget is small, but eight draws do not give back what it clips: of 20,000 rows at eps = .1 a scale came out 5
 of its own standard deviations too small with .7, and no narrower."""
 _INFORMATION_MULTIPLES = (1.3, 6.0)
+"""Bounds of the information, over the mean square of a row's norm."""
 _LEAST = 0.5
 """Of the bound for normal covariates: no smaller one is looked for."""
 _TYPICAL_SHARE, _LARGEST_SHARE = 0.15, 0.3
@@ -44,8 +45,6 @@ _LONGEST = 4.0
 """Gradients that decide on the bounds are so many times as long as those of normal covariates, at most."""
 _MOST_EXCEEDING = 0.25
 """Where the noise would not let fewer rows exceed a bound, nobody searches for it."""
-
-
 _MOST_BY_NOISE = 3.0
 """Standard deviations of a step's square by which noise makes it longer, at most."""
 
@@ -109,7 +108,10 @@ def _information_noise(multiples: Any, size: int, num_rows: float, rho: float) -
 def last_bounds(
     survey: Survey, frame: Frame, prior: NormalPrior, n: float, rho: float, fund: Fund
 ) -> tuple[Bounds, float]:
-    """Clip bounds where the posterior is about N(0, I), and what is left of `rho`."""
+    """Clip bounds where the posterior is about N(0, I), and what is left of `rho`.
+
+    From public and released numbers only, the counts among them, which `fund` charges.
+    """
     m, counted = survey.size, survey.power * n
     _, precision = prior.in_frame(frame)
     informed = min(max(m - float(np.trace(precision)), 1.0), m)

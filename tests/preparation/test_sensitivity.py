@@ -18,7 +18,15 @@ import numpyro_dp.clipping
 import numpyro_dp.kernels.target
 from numpyro_dp.clipping import GRID, sensitivity_steps
 from numpyro_dp.kernels.target import Grid, PrivateTarget, Released
-from numpyro_dp.preparation.derivatives import _LIGHT, _ROOM, BOUND_GRID, CURVE_GRID, SCALE_GRID, Bounds
+from numpyro_dp.preparation.derivatives import (
+    _LIGHT,
+    _ROOM,
+    BOUND_GRID,
+    CURVE_GRID,
+    LAST_BOUND_GRID,
+    SCALE_GRID,
+    Bounds,
+)
 from numpyro_dp.preparation.search import LINE
 from tests.helpers.surveys import (
     FRAME,
@@ -53,6 +61,7 @@ KINDS = {
     "count": 1,
     "scales": SCALE_GRID.num_counts,
     "bounds": BOUND_GRID.num_counts,
+    "last bounds": LAST_BOUND_GRID.num_counts,
     "derivatives": 1,
     "gains": 1,
     "fit bound": CURVE_GRID.num_counts,
@@ -93,6 +102,8 @@ def ask_everything(survey, bounds, up):
     survey.count(draw())
     survey.scales(led(SCALE_GRID, M), FRAME, 2.0**-26, 1.0)
     survey.bounds(led(BOUND_GRID, 2), FRAME, np.array([2.0**-30, 2.0**-26]), 2.0)
+    least, most = np.array([2.0**-9, 2.0**-6]), np.array([1.0, 2.0])
+    survey.bounds(led(LAST_BOUND_GRID, 2), FRAME, least, most, LAST_BOUND_GRID)
     found = survey.derivatives(of_derivatives(), FRAME, Bounds(*bounds), SHARE)
     gains, gains_scale = survey.gains(draw(len(ENDS)), FRAME.center, ENDS, bounds[0] * LINE)
     fit = survey.fit(led(CURVE_GRID), draw(3 + len(POINTS)), FRAME, bounds[0], POINTS, 2.0**-12, 2.0)
@@ -188,7 +199,7 @@ def test_the_sensitivity_is_reached(relation, recorded):
     survey, bounds = shared_survey(relation), np.array([1e-3, 1e-3])
     # One that exceeds all bounds, and one that exceeds none.
     moves, _ = largest_moves(survey, recorded, neighbours(relation, LARGE, QUIET), bounds, ALL_UP)
-    for kind in ("scales", "bounds", "fit bound", "slope"):
+    for kind in ("scales", "bounds", "last bounds", "fit bound", "slope"):
         assert 1 - 2e-3 < moves[kind] <= 1, kind
     assert moves["count"] == (0 if relation == "replace_one" else 1)
     if relation == "add_or_remove_one":
