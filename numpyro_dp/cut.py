@@ -13,11 +13,14 @@ before it, in `Cut.coordinates`, and stays exact when ``l(phi, row)`` is replace
 model                                                        phi
 ===========================================================  =================================================
 regression on coefficients                                   the coefficients; z itself
-groups' effects ``mu + tau * eta[group]``, as one vector     the effects; mu, tau and eta are two numbers more
+groups' effects ``mu + tau * eta[group]``                    ``mu + tau * eta``; mu, tau and eta are two numbers more
 ``x ~ Normal(a, 1)``, ``y ~ Normal(b + a**2, 1)``            a and ``b + a**2``
 ``y ~ Normal(m, sigma)``, sigma positive                     m and z's coordinate of sigma
 ``y ~ Normal(a**2 + b**2, 1)``                               ``a**2 + b**2``
 ===========================================================  =================================================
+
+Where a row picks a group's deviation before it is scaled, as in the second line, the values of all groups are scaled
+first, and the row picks one of the results: that is the same number. Terms of a sum are put in order for it.
 
 An approximation of l may be evaluated anywhere, so phi should range over all of R^m. Among cuts of the same size,
 those with the fewest bounded or positive values (scales, probabilities) come first, so that a scale enters by the
@@ -41,7 +44,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
 from jax.scipy.sparse.linalg import cg
 from scipy.sparse import csr_array
@@ -63,6 +67,8 @@ class Cut:
     :ivar trivial: whether phi is z itself.
     :ivar names: what each coordinate is: an entry of an unconstrained parameter by the name of its site, as in `b[2]`,
         or of a value by the operation that computes it, as in `add_12[2]`.
+    :ivar apart: pairs of coordinates of which no row's log density depends on both, shape (m, m), such as the effects of
+        two groups where each row has one. Read off the computation; other pairs may be apart, too.
     :ivar coordinates: the function ``flat z -> phi``. Sees no private argument.
     :ivar row_log_density: the function ``(phi, one-row slices of the private arguments) -> log p(row | z)``.
     :ivar drawn_log_density: the function ``(phi, one-row slices, words of a key) -> log p(row' | z)``, where row' is
@@ -72,6 +78,7 @@ class Cut:
     size: int
     trivial: bool
     names: tuple[str, ...]
+    apart: np.ndarray
     coordinates: Callable[[jax.Array], jax.Array]
     row_log_density: Callable[[jax.Array, tuple], jax.Array]
     drawn_log_density: Callable[[jax.Array, tuple, jax.Array], jax.Array] | None = None
@@ -104,6 +111,7 @@ def find_cut(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
         size=phi.size,
         trivial=False,
         names=_names(graph, phi, separated),
+        apart=_apart(graph, phi),
         coordinates=functools.partial(_coordinates, graph, phi, public),
         row_log_density=functools.partial(_row_log_density, graph, phi, public),
         drawn_log_density=functools.partial(_drawn_log_density, graph, phi, public) if _can_draw(graph, phi) else None,
@@ -118,6 +126,7 @@ def _trivial(graph: "_Graph", separated: SeparableModel, args: tuple, kwargs: di
         size=separated.num_params,
         trivial=True,
         names=tuple(_entry_names(separated)),
+        apart=_apart(graph, _Phi(np.arange(separated.num_params), (), (graph.z,), separated.num_params)),
         coordinates=lambda z: z,
         row_log_density=separated.row_log_density(args, kwargs),
         drawn_log_density=None if graph.drawn is None else separated.drawn_log_density(args, kwargs),
@@ -144,14 +153,17 @@ class _Graph:
     :ivar output, drawn: numbers of the row's log density, and of that of a row that is drawn; None if none can be.
     :ivar of_z, of_row: the values that depend on the parameters, and those that depend on the row (or on the key).
     :ivar entries: the values that are entries of z, and which: indices in the shape of the value.
+    :ivar picks: the values that a row picks, by an index of its own, from a value that depends on the parameters alone.
     """
 
     def __init__(self, closed: ClosedJaxpr, num_rows: int):
+        self.original = jaxpr_as_fun(closed)
         self.ops: list[_Op] = []
         self.op_of: dict[int, _Op] = {}
         self.avals: list[Any] = []  # shape and dtype of each value
         self.constants: dict[int, Any] = {}
         self._known: dict[Any, Any] = {}
+        self.picks: dict[int, _Op] = {}
         self.z, self.key, *rest = inputs = [self._value(var.aval) for var in closed.jaxpr.invars]
         self.rows, self.public = rest[:num_rows], rest[num_rows:]
         self.of_z, self.of_row = {self.z}, {self.key, *self.rows}
@@ -243,6 +255,11 @@ class _Graph:
             known, key = None, None
         if known is not None and not eqn.effects:
             return known
+        moved = self._sliced_first(eqn, operands) if eqn.primitive.name == "gather" else self._before_picks(eqn, operands)
+        if moved is not None:
+            if key is not None:
+                self._known[key] = moved
+            return moved
         outputs = [self._value(var.aval) for var in eqn.outvars]
         op = _Op(eqn, tuple(operands), tuple(outputs))
         self.ops.append(op)
@@ -251,9 +268,125 @@ class _Graph:
             if not group.isdisjoint(operands):
                 group.update(outputs)
         self.entries |= self._entries_of(op)
+        if _picks(op) and self.of_z_alone(operands[0]) and operands[1] in self.of_row - self.of_z:
+            self.picks[outputs[0]] = op
         if key is not None:
             self._known[key] = outputs
         return outputs
+
+    # -- Arithmetic before a row picks ---------------------------------------------------------------------------------
+
+    def _before_picks(self, eqn: JaxprEqn, operands: Sequence[int]) -> list[int] | None:
+        """The result of an operation on picked values, as one that is picked itself; None if that cannot be.
+
+        ``c * V[i]`` is ``(c * V)[i]``, and in a sum the terms that are picked by the same index, or by none, come first.
+        """
+        name, shape = eqn.primitive.name, eqn.outvars[0].aval.shape
+        if name in _SUMS:
+            terms = [*self._terms(operands[0], 1, shape), *self._terms(operands[1], -1 if name == "sub" else 1, shape)]
+            return self._sum_before_picks(terms)
+        if name not in _PRODUCTS:
+            return None
+        pick = next((v for v in operands if v in self.picks), None)
+        if pick is None or not all(self._joins(v, pick) for v in operands):
+            return None
+
+        def operation(*values: jax.Array) -> jax.Array:
+            return eqn.primitive.bind(*values, **eqn.params)
+
+        return self._pick_of(pick, operands, operation)
+
+    def _sliced_first(self, eqn: JaxprEqn, operands: Sequence[int]) -> list[int] | None:
+        """``V[i, 0]`` as ``V[:, 0][i]``, so that the other columns are none of the row's concern; None if it is no such.
+
+        :param eqn: a gather.
+        """
+        source, index = operands
+        joined, axes = self.op_of.get(index), eqn.params["dimension_numbers"].start_index_map
+        if joined is None or joined.eqn.primitive.name != "concatenate" or len(joined.inputs) != len(axes):
+            return None
+        for axis, part in zip(axes, joined.inputs, strict=True):
+            column, rest = self._one_constant(part), [v for v in joined.inputs if v != part]
+            params = _without_axis(eqn, axis)
+            if column is None or params is None or not rest or not 0 <= column < self.avals[source].shape[axis]:
+                continue
+
+            def picked(source: jax.Array, *rest: jax.Array, axis=axis, column=column, params=params) -> jax.Array:
+                sliced = lax.index_in_dim(source, column, axis, keepdims=False)
+                return eqn.primitive.bind(sliced, jnp.concatenate(rest, -1), **params)
+
+            return self._trace_in(picked, [source, *rest])
+        return None
+
+    def _one_constant(self, value: int) -> int | None:
+        """The number of which all entries of a value are made, if it is known."""
+        ops = self.needed([value])
+        inputs = {value, *(v for op in ops for v in op.inputs)} - {v for op in ops for v in op.outputs}
+        if not inputs <= self.constants.keys() or any(isinstance(self.constants[v], jax.core.Tracer) for v in inputs):
+            return None
+        with jax.ensure_compile_time_eval():
+            found = np.asarray(self.evaluate({}, [value])[0])
+        return int(found.flat[0]) if found.size and (found == found.flat[0]).all() else None
+
+    def _terms(self, value: int, sign: int, shape: tuple[int, ...]) -> list[tuple[int, int]]:
+        """The terms of a sum of one shape, and their signs."""
+        op = self.op_of.get(value)
+        is_sum = op is not None and op.eqn.primitive.name in _SUMS and value in self.of_row and value in self.of_z
+        if op is None or not is_sum or self.avals[value].shape != shape:
+            return [(value, sign)]
+        one, other = op.inputs
+        negated = -sign if op.eqn.primitive.name == "sub" else sign
+        return [*self._terms(one, sign, shape), *self._terms(other, negated, shape)]
+
+    def _sum_before_picks(self, terms: list[tuple[int, int]]) -> list[int] | None:
+        pick = next((v for v, _ in terms if v in self.picks), None)
+        if pick is None:
+            return None
+        joined = [term for term in terms if self._joins(term[0], pick)]
+        if len(joined) < 2:
+            return None
+        signs = [sign for _, sign in joined]
+        (total,) = self._pick_of(pick, [v for v, _ in joined], lambda *values: _signed_sum(values, signs))
+        others = [term for term in terms if term not in joined]
+        if not others:
+            return [total]
+        values = [total, *(v for v, _ in others)]
+        return self._trace_in(lambda *values: _signed_sum(values, [1, *(sign for _, sign in others)]), values)
+
+    def _joins(self, value: int, pick: int) -> bool:
+        """Whether a value is picked by the same index as `pick`, or the same for whatever is picked."""
+        here, there = self.picks.get(value), self.picks[pick]
+        if here is not None:
+            same_shape = self.avals[here.inputs[0]].shape == self.avals[there.inputs[0]].shape
+            return same_shape and here.inputs[1] == there.inputs[1] and here.eqn.params == there.eqn.params
+        if value in self.of_row or not self.is_float(value):
+            return False
+        batch = [k for n, k in enumerate(self.avals[pick].shape) if n not in there.eqn.params["dimension_numbers"][0]]
+        return self.size(value) == 1 or (math.prod(batch) == 1 and self.avals[value].shape == self.avals[pick].shape)
+
+    def _pick_of(self, pick: int, operands: Sequence[int], operation: Callable) -> list[int]:
+        """Pick, as `pick` does, from the results of an operation on what is picked from."""
+        op = self.picks[pick]
+        sources = [self.picks[v].inputs[0] if v in self.picks else v for v in operands]
+        shape = self.avals[op.inputs[0]].shape
+        kept = [k for k in range(len(shape)) if k not in op.eqn.params["dimension_numbers"].collapsed_slice_dims]
+
+        def spread(value: jax.Array, is_source: bool) -> jax.Array:
+            if is_source or value.size == 1:
+                return jnp.broadcast_to(value if is_source else value.reshape(()), shape)
+            return lax.broadcast_in_dim(value.reshape([shape[k] for k in kept]), shape, kept)
+
+        def picked(index: jax.Array, *values: jax.Array) -> jax.Array:
+            spread_out = [spread(x, v in self.picks) for x, v in zip(values, operands, strict=True)]
+            return op.eqn.primitive.bind(operation(*spread_out), index, **op.eqn.params)
+
+        return self._trace_in(picked, [op.inputs[1], *sources])
+
+    def _trace_in(self, function: Callable, operands: Sequence[int]) -> list[int]:
+        """The results of a function of numbered values, as numbered values."""
+        shapes = (jax.ShapeDtypeStruct(self.avals[v].shape, self.avals[v].dtype) for v in operands)
+        closed = jax.make_jaxpr(function)(*shapes)
+        return self._write_out(closed.jaxpr, closed.consts, operands)
 
     def _entries_of(self, op: _Op) -> dict[int, np.ndarray]:
         """Which entries of z the results of an operation are, if it only picks and arranges them."""
@@ -279,6 +412,49 @@ class _Graph:
             return {out: index.reshape(self.avals[out].shape)}
         return {}
 
+
+def _picks(op: _Op) -> bool:
+    """Whether an operation picks whole entries of a value along some of its axes."""
+    if op.eqn.primitive.name != "gather":
+        return False
+    shape, params = op.eqn.invars[0].aval.shape, op.eqn.params
+    numbers = params["dimension_numbers"]
+    is_whole = all(
+        size == (1 if k in numbers.collapsed_slice_dims else shape[k]) for k, size in enumerate(params["slice_sizes"])
+    )
+    fill = params["fill_value"]
+    return is_whole and not numbers.operand_batching_dims and (fill is None or bool(np.isnan(fill)))
+
+
+def _without_axis(eqn: JaxprEqn, axis: int) -> dict[str, Any] | None:
+    """The parameters of a gather from a value that has an axis less, one that the index reaches; None if it cannot."""
+    numbers = eqn.params["dimension_numbers"]
+    if axis not in numbers.collapsed_slice_dims or numbers.operand_batching_dims:
+        return None
+
+    def left(axes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(a - (a > axis) for a in axes if a != axis)
+
+    numbers = numbers._replace(
+        collapsed_slice_dims=left(numbers.collapsed_slice_dims), start_index_map=left(numbers.start_index_map)
+    )
+    sizes = tuple(size for a, size in enumerate(eqn.params["slice_sizes"]) if a != axis)
+    return eqn.params | {"dimension_numbers": numbers, "slice_sizes": sizes}
+
+
+def _signed_sum(values: Sequence[jax.Array], signs: Sequence[int]) -> jax.Array:
+    total = None
+    for value, sign in sorted(zip(values, signs, strict=True), key=lambda pair: -pair[1]):
+        if total is None:
+            total = value if sign > 0 else -value
+        else:
+            total = total + value if sign > 0 else total - value
+    assert total is not None
+    return total
+
+
+_SUMS = frozenset(("add", "add_any", "sub"))
+_PRODUCTS = frozenset(("mul", "div", "neg"))
 
 # Functions that are called, and the parameter that holds them. Those with derivatives of their own stay as they are.
 _CALLS = {
@@ -462,6 +638,59 @@ def _can_draw(graph: _Graph, phi: _Phi) -> bool:
     return not any(v in graph.entries and v not in known for v in inputs)
 
 
+def _apart(graph: _Graph, phi: _Phi) -> np.ndarray:
+    """`Cut.apart`: a row picks one entry of a value, and by the same index one of another."""
+    place = dict(zip(phi.values, _places(graph, phi), strict=True))  # where in phi the entries of a value are
+    of_entry = np.zeros(graph.num_params, int)
+    of_entry[phi.entries] = np.arange(phi.entries.size)
+    place |= {v: of_entry[graph.entries[v]] for v in _entries_in(graph, phi)}
+    index, position = np.full(phi.size, _UNSEEN), np.zeros(phi.size, int)
+    targets = [graph.output] if graph.drawn is None else [graph.output, graph.drawn]
+    for op in graph.needed(targets, {*place, *graph.rows, *graph.public, graph.key}):
+        seen = [v for v in dict.fromkeys(op.inputs) if v in place]
+        if len(seen) == 1 and (arranged := _arranged(graph, op, place[seen[0]])) is not None:
+            place[op.outputs[0]] = arranged
+            continue
+        for v in seen:
+            by, at = _picked_by(graph, op, v)
+            here = index[place[v]]
+            same = (here == _UNSEEN) | ((here == by) & (position[place[v]] == at))
+            index[place[v]], position[place[v]] = np.where(same, by, _ALWAYS), at
+    by_one = (index[:, None] == index) & (index >= 0)
+    return by_one & (position[:, None] != position)
+
+
+_UNSEEN, _ALWAYS = -1, -2  # by no row; not by one index alone
+
+
+def _picked_by(graph: _Graph, op: _Op, value: int) -> tuple[int, Any]:
+    """The index by which a row picks from a value, and the position at which it picks each entry; or `_ALWAYS`."""
+    axes = op.eqn.params["dimension_numbers"].collapsed_slice_dims if graph.picks.get(op.outputs[0]) is op else ()
+    if len(axes) != 1 or op.inputs[0] != value or graph.size(op.inputs[1]) != 1:
+        return _ALWAYS, 0
+    shape = graph.avals[value].shape
+    return op.inputs[1], np.arange(shape[axes[0]]).reshape([-1 if k == axes[0] else 1 for k in range(len(shape))])
+
+
+def _arranged(graph: _Graph, op: _Op, place: np.ndarray) -> np.ndarray | None:
+    """Where the entries of a result come from, each of which is made of one entry and of what does not depend on z."""
+    name, out = op.eqn.primitive.name, op.outputs[0]
+    if out in graph.of_row or graph.size(out) != place.size or name == "gather" or name not in _AFFINE:
+        return None
+    if name == "transpose":
+        return np.transpose(place, op.eqn.params["permutation"])
+    return np.flip(place, op.eqn.params["dimensions"]) if name == "rev" else place.reshape(graph.avals[out].shape)
+
+
+def _places(graph: _Graph, phi: _Phi) -> list[np.ndarray]:
+    """Where in phi the entries of each of its values are."""
+    ends = np.cumsum([phi.entries.size, *map(graph.size, phi.values)])
+    return [
+        np.arange(start, end).reshape(graph.avals[v].shape)
+        for v, start, end in zip(phi.values, ends[:-1], ends[1:], strict=True)
+    ]
+
+
 def _entries_in(graph: _Graph, phi: _Phi) -> list[int]:
     """The values that are entries of z, all of them in phi."""
     return [v for v, index in graph.entries.items() if np.all(np.isin(index, phi.entries))]
@@ -533,8 +762,8 @@ def _check(
 
     def compute(public: list, z: jax.Array, rows: tuple, noise: jax.Array) -> tuple:
         def at_z(z: jax.Array, row: tuple) -> jax.Array:
-            known = dict(zip(graph.rows, row, strict=True)) | _with_public(graph, public)
-            return graph.evaluate({graph.z: z, **known}, [graph.output])[0]
+            arrays = _with_public(graph, public)
+            return graph.original(z, jnp.zeros(2, jnp.uint32), *row, *(arrays[v] for v in graph.public))[0]
 
         def over_rows(density: Callable, points: jax.Array) -> jax.Array:
             return jax.vmap(lambda p: jax.vmap(lambda row: density(p, row))(rows))(points)
@@ -599,4 +828,4 @@ def _distance(coordinates: Callable, z: jax.Array, target: jax.Array) -> jax.Arr
         return z, residual, jnp.clip(damping * jnp.where(better, 0.2, 5.0), 1e-6, 1e6)
 
     state = (z, target - coordinates(z), jnp.ones((), z.dtype))
-    return jnp.abs(jax.lax.fori_loop(0, _STEPS, step, state)[1])
+    return jnp.abs(lax.fori_loop(0, _STEPS, step, state)[1])

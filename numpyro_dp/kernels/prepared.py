@@ -10,6 +10,7 @@ import math
 import pickle
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -219,7 +220,7 @@ class PreparedKernel(DPKernel):
         if self._result is not None and self._chain is None:
             self._take_up(model_args, model_kwargs)
         if self._chain is None:
-            with jax.ensure_compile_time_eval():
+            with _now():
                 search = self._begin_search(separated, model_args, model_kwargs)
                 prepared = self._search(search)
                 self._chain = self._make_chain(prepared, search.survey.cut, separated, model_args, model_kwargs)
@@ -331,7 +332,7 @@ class PreparedKernel(DPKernel):
         separated, prepared = self._separate(args, kwargs), self._result
         assert prepared is not None
         public = self._public_leaves(args, kwargs)
-        with jax.ensure_compile_time_eval():
+        with _now():
             cut = _cut_of_units(separated, args, kwargs)
             if self._public_hash is None:
                 raise ValueError(
@@ -417,6 +418,12 @@ class _Search(NamedTuple):
     symmetries: list[Symmetry]
 
 
+def _now() -> AbstractContextManager:
+    """Compute what follows now, also in a trace. Outside of one that is so anyway, and programs compile faster."""
+    in_a_trace = isinstance(jnp.zeros(()), jax.core.Tracer)
+    return jax.ensure_compile_time_eval() if in_a_trace else nullcontext()
+
+
 def _cut_of_units(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
     cut = find_cut(separated.of_rows, args, kwargs)
     if separated.of_rows is separated:
@@ -424,6 +431,7 @@ def _cut_of_units(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
     drawn = cut.drawn_log_density
     return dataclasses.replace(
         cut,
+        apart=np.zeros_like(cut.apart),  # the rows of a unit may be of different groups
         row_log_density=separated.per_unit(cut.row_log_density),
         drawn_log_density=None if drawn is None else separated.per_unit(drawn),
     )

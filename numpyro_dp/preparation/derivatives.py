@@ -6,7 +6,7 @@ Coordinates are ``phi = center + whitening @ u``. All questions are about ``u`` 
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +66,7 @@ class Derivatives(NamedTuple):
     :ivar score_scale: standard deviation of its noise, in each entry.
     :ivar information: sum of clipped information matrices, shape (m, m).
     :ivar information_scale: standard deviation of the noise in its diagonal; off the diagonal it is smaller by the
-        square root of 2.
+        square root of 2. Where noise was taken off (`without_apart`), that of a noise of the same largest eigenvalue.
     """
 
     score: np.ndarray
@@ -185,11 +185,11 @@ class Survey:
         value, scale = np.asarray(found.value, float), self.power * float(found.scale)
         units = [float(bound) / weight for bound, weight in zip(bounds, weights, strict=True)]
         m = self.size
+        information, information_scale = self.power * units[1] * _matrix(value[m:], m), units[1] * scale
         return Derivatives(
             self.power * units[0] * value[:m],
             units[0] * scale,
-            self.power * units[1] * _matrix(value[m:], m),
-            units[1] * scale,
+            *without_apart(information, information_scale, np.asarray(frame.whitening, float), self.cut.apart),
         )
 
     def gains(self, draw: Draw, start: np.ndarray, ends: np.ndarray, bounds: np.ndarray) -> tuple:
@@ -311,18 +311,20 @@ class Survey:
         target, scores = self._numbered(rows), self._row_scores(frame, bound)
         centre = 1.0 if self._target.has_public_size else 0.0
 
-        def beyond(row: tuple) -> jax.Array:
-            expected = jnp.einsum("ki,ij,kj->k", points, scores(row).unclipped, points) / 2
+        def beyond(row: tuple, found: _Scores) -> jax.Array:
+            expected = jnp.einsum("ki,ij,kj->k", points, found.unclipped, points) / 2
             row = row[:-1] if self.centres else row
             return tangent_distances(self.cut, frame, points, row) + expected
 
+        def distance(row: tuple) -> jax.Array:
+            return jnp.linalg.norm(beyond(row, scores(row)))[None]
+
         width = self.size * CENTRE_DRAWS + points.size
-        largest = target.find_bounds(
-            search, lambda row: jnp.linalg.norm(beyond(row))[None], CURVE_GRID, smallest, threshold, width, self.centres
-        )[0]
+        largest = target.find_bounds(search, distance, CURVE_GRID, smallest, threshold, width, self.centres)[0]
 
         def seen(row: tuple) -> jax.Array:
-            found, distances = scores(row), beyond(row)
+            found = scores(row)
+            distances = beyond(row, found)
             clipped = clip_norm(found.score, bound)
             square = 2 * jnp.sum((clipped / bound) ** 2) - centre
             excesses = jnp.clip(jnp.nan_to_num(jnp.stack([found.clipped, found.outlying])), -1, 1)
@@ -346,7 +348,29 @@ class Survey:
         return self._target.on(rows).find_bounds(draws, root_mean_square, grid, smallest, thr, flat.size)[0]
 
 
-def _vector(matrix: jax.Array) -> jax.Array:
+def without_apart(
+    information: np.ndarray, scale: float, whitening: np.ndarray, apart: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """The information nearest to a released one that has nothing where it can have nothing, and the noise left in it.
+
+    In the coordinates phi it is 0 for each pair that no row depends on both of, so what was released there is noise.
+
+    :param information, scale: in the frame, and the standard deviation of the noise in its diagonal.
+    :param apart: `Cut.apart`.
+    """
+    m = len(apart)
+    if not apart.any():
+        return information, scale
+    rows, columns = np.nonzero(np.tril(~apart))
+    # Matrices of the frame whose noise, as vectors, has the same standard deviation in all directions.
+    basis = [np.outer(whitening[i], whitening[j]) for i, j in zip(rows, columns, strict=True)]
+    space, _ = np.linalg.qr(np.array([_vector(b + b.T) for b in basis]).T)
+    noise = np.random.default_rng(0).standard_normal((16, len(space))) @ space @ space.T
+    edge = np.mean([np.abs(np.linalg.eigvalsh(_matrix(x, m))).max() for x in noise])
+    return _matrix(space @ (space.T @ _vector(information)), m), scale * min(float(edge) / math.sqrt(2 * m), 1.0)
+
+
+def _vector(matrix: Any) -> Any:
     """The lower triangle of a symmetric matrix, weighted so that the vector's norm is the matrix's."""
     rows, columns = np.tril_indices(matrix.shape[0])
     return matrix[rows, columns] * np.where(rows == columns, 1, np.sqrt(2)).astype(matrix.dtype)

@@ -45,6 +45,7 @@ _UNSEEN = 0.35
 _WIDENS = 1 / 16
 """A round raises eigenvalues of the posterior's precision to this, where the frame says 1: an outcome that is all but
 certain says nothing about its parameters, and the frame would become as wide as the prior."""
+_SPARSE, _SPARSE_PRICE, _SCALE_SHARE = 0.03, 50.0, 0.03
 _INFORMATION_ROOM = 2.0
 """Over that, for the information: its norms vary as the squares of the gradients'."""
 _SCORE_ROOM = 1.2
@@ -216,7 +217,7 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
     cheapest = scales + EXPECTED_ROUNDS * (bounds + derivatives + line)
     factor = min(allowed / cheapest, max(1.0, min(RICH, RICH_SHARE * rho / cheapest)))
     prices = _Prices(*(factor * price for price in (bounds, derivatives, line)))
-    frame = _first_frame(survey, prior, near, fund, factor * scales, n)
+    frame = _first_frame(survey, prior, near, fund, max(factor * scales, min(_SPARSE_PRICE * scales, _SCALE_SHARE * rho)), n)
     rounds: list[Round] = []
     usable = None
     worth = 1.0  # of the next round's derivatives, over the cheapest
@@ -242,7 +243,9 @@ def _first_frame(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fu
     """Around the start, as wide as the prior or as the rows' derivatives there allow, whatever is less."""
     frame = Frame(near.mean, np.diag(np.sqrt(np.diag(near.covariance))))
     draws = fund.ask(scales=Wish(rho, SCALE_GRID.num_counts, (survey.size,)))["scales"]
-    scales = survey.scales(draws, frame, 2.0**-20, _UNSEEN * n)
+    noise = math.sqrt(survey.size * SCALE_GRID.num_counts / (2 * rho)) / n
+    print("scales noise", noise)
+    scales = survey.scales(draws, frame, 2.0**-20, min(max(_SPARSE, 3 * noise), _UNSEEN) * n)
     whitening = np.asarray(frame.whitening) / np.maximum(1, scales * math.sqrt(survey.power * n) / 2)
     return frame._replace(whitening=within_reason(whitening, prior))
 
@@ -317,6 +320,8 @@ def noise_edge(scale: float, size: int) -> float:
 def _known(found: Derivatives, edge: float) -> np.ndarray:
     """The information, but where noise hides it, so much that the frame stays as wide as it is, or widens slowly."""
     values, vectors = np.linalg.eigh(found.information)
+    clear = np.sqrt(np.maximum(values**2 - edge**2, 0))
+    values = np.where(values > 1, np.maximum(clear, 1), values)
     return (vectors * np.maximum(values, min(1.0, max(edge / 4, _WIDENS)))) @ vectors.T
 
 
