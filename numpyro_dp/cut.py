@@ -19,8 +19,8 @@ groups' effects ``mu + tau * eta[group]``                    ``mu + tau * eta``;
 ``y ~ Normal(a**2 + b**2, 1)``                               ``a**2 + b**2``
 ===========================================================  =================================================
 
-Where a row picks a group's deviation before it is scaled, as in the second line, the values of all groups are scaled
-first, and the row picks one of the results: that is the same number. Terms of a sum are put in order for it.
+Where a row picks a group's deviation before it is scaled, the values of all groups are scaled first (see
+`numpyro_dp.graph`).
 
 An approximation of l may be evaluated anywhere, so phi should range over all of R^m. Among cuts of the same size,
 those with the fewest bounded or positive values (scales, probabilities) come first, so that a scale enters by the
@@ -33,25 +33,21 @@ numbers, the cut stays, if the row's log density goes on smoothly beyond the val
 **No private value is read.** Rows are shapes where the function is traced, and synthetic where it is compared.
 """
 
-import contextlib
 import dataclasses
 import functools
-import hashlib
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
-from jax.flatten_util import ravel_pytree
 from jax.scipy.sparse.linalg import cg
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from numpyro_dp.arguments import NO_VALUE, canonical
+from numpyro_dp.graph import Graph, Op, is_public, trace
 from numpyro_dp.model import SeparableModel
 from numpyro_dp.synthetic import synthetic_rows, tolerance
 from numpyro_dp.tracing import Shape
@@ -67,21 +63,21 @@ class Cut:
     :ivar trivial: whether phi is z itself.
     :ivar names: what each coordinate is: an entry of an unconstrained parameter by the name of its site, as in `b[2]`,
         or of a value by the operation that computes it, as in `add_12[2]`.
-    :ivar apart: pairs of coordinates of which no row's log density depends on both, shape (m, m), such as the effects of
-        two groups where each row has one. Read off the computation; other pairs may be apart, too.
     :ivar coordinates: the function ``flat z -> phi``. Sees no private argument.
     :ivar row_log_density: the function ``(phi, one-row slices of the private arguments) -> log p(row | z)``.
     :ivar drawn_log_density: the function ``(phi, one-row slices, words of a key) -> log p(row' | z)``, where row' is
         the row with its outcomes drawn at phi, constants to derivatives; None where phi does not tell their law.
+    :ivar apart: pairs of coordinates of which no row's log density depends on both, shape (m, m), such as the effects
+        of two groups where each row has one: read off the graph, so that other pairs may be apart, too; or None.
     """
 
     size: int
     trivial: bool
     names: tuple[str, ...]
-    apart: np.ndarray
     coordinates: Callable[[jax.Array], jax.Array]
     row_log_density: Callable[[jax.Array, tuple], jax.Array]
     drawn_log_density: Callable[[jax.Array, tuple, jax.Array], jax.Array] | None = None
+    apart: np.ndarray | None = None
 
 
 def find_cut(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
@@ -90,418 +86,57 @@ def find_cut(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
     :param separated: what `separate` returned for the model.
     :param args, kwargs: the model's arguments. Of the private ones nothing is used; public arrays may be traced.
     """
-    graph = _trace(separated, args, kwargs)
+    graph = trace(separated, args, kwargs)
     public = _public_arrays(separated, args, kwargs)
     computed = graph.op_of.keys() - graph.entries.keys()
     checkable = not any(isinstance(constant, jax.core.Tracer) for constant in graph.constants.values())
     banned = set() if checkable else set(computed)
     smallest = phi = _choose(graph, banned)
     for attempt in range(_ATTEMPTS + 1):
-        # Entries of z range over everything.
-        blamed = _check(graph, phi, separated, public) if phi.values else set()
+        blamed = _check(graph, phi, separated, public) if checkable and not _is_z(graph, phi) else set()
         if not blamed:
             break
+        if not phi.values:
+            return _trivial(graph, separated, args, kwargs)
         banned |= blamed if blamed - banned and attempt + 1 < _ATTEMPTS else computed
         phi = _choose(graph, banned)
     if smallest.size < phi.size and not _check(graph, smallest, separated, public, may_be_tied=True):
         phi = smallest
-    if not phi.values and phi.entries.size in (0, graph.num_params):
+    if _is_z(graph, phi):
         return _trivial(graph, separated, args, kwargs)
     return Cut(
         size=phi.size,
         trivial=False,
         names=_names(graph, phi, separated),
-        apart=_apart(graph, phi),
         coordinates=functools.partial(_coordinates, graph, phi, public),
         row_log_density=functools.partial(_row_log_density, graph, phi, public),
         drawn_log_density=functools.partial(_drawn_log_density, graph, phi, public) if _can_draw(graph, phi) else None,
+        apart=_apart(graph, phi),
     )
 
 
 _ATTEMPTS = 5
 
 
-def _trivial(graph: "_Graph", separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
+def _is_z(graph: Graph, phi: "_Phi") -> bool:
+    return not phi.values and phi.entries.size in (0, graph.num_params)
+
+
+def _trivial(graph: Graph, separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
     return Cut(
         size=separated.num_params,
         trivial=True,
         names=tuple(_entry_names(separated)),
-        apart=_apart(graph, _Phi(np.arange(separated.num_params), (), (graph.z,), separated.num_params)),
         coordinates=lambda z: z,
         row_log_density=separated.row_log_density(args, kwargs),
         drawn_log_density=None if graph.drawn is None else separated.drawn_log_density(args, kwargs),
+        apart=_apart(graph, _Phi(np.arange(graph.num_params), (), (graph.z,), graph.num_params)),
     )
-
-
-# -- The computation as a graph ----------------------------------------------------------------------------------------
-
-
-class _Op(NamedTuple):
-    """One operation on numbered values."""
-
-    eqn: JaxprEqn
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-
-
-class _Graph:
-    """The row log density as operations on numbered values, calls of functions written out.
-
-    :ivar ops: the operations, each after those that it needs.
-    :ivar constants: values known beforehand, by number.
-    :ivar z, public, rows, key: numbers of the flat parameters, of the public arrays, of the row, of the key's words.
-    :ivar output, drawn: numbers of the row's log density, and of that of a row that is drawn; None if none can be.
-    :ivar of_z, of_row: the values that depend on the parameters, and those that depend on the row (or on the key).
-    :ivar entries: the values that are entries of z, and which: indices in the shape of the value.
-    :ivar picks: the values that a row picks, by an index of its own, from a value that depends on the parameters alone.
-    """
-
-    def __init__(self, closed: ClosedJaxpr, num_rows: int):
-        self.original = jaxpr_as_fun(closed)
-        self.ops: list[_Op] = []
-        self.op_of: dict[int, _Op] = {}
-        self.avals: list[Any] = []  # shape and dtype of each value
-        self.constants: dict[int, Any] = {}
-        self._known: dict[Any, Any] = {}
-        self.picks: dict[int, _Op] = {}
-        self.z, self.key, *rest = inputs = [self._value(var.aval) for var in closed.jaxpr.invars]
-        self.rows, self.public = rest[:num_rows], rest[num_rows:]
-        self.of_z, self.of_row = {self.z}, {self.key, *self.rows}
-        self.entries: dict[int, np.ndarray] = {self.z: np.arange(self.size(self.z))}
-        self.output, *drawn = self._write_out(closed.jaxpr, closed.consts, inputs)
-        self.drawn = drawn[0] if drawn else None
-
-    @property
-    def num_params(self) -> int:
-        return self.size(self.z)
-
-    def size(self, value: int) -> int:
-        return math.prod(self.avals[value].shape)
-
-    def is_float(self, value: int) -> bool:
-        return jnp.issubdtype(self.avals[value].dtype, jnp.floating)
-
-    def of_z_alone(self, value: int) -> bool:
-        return value in self.of_z and value not in self.of_row
-
-    def parents(self, value: int) -> list[int]:
-        """The values that depend on the parameters of which this one is computed."""
-        op = self.op_of.get(value)
-        return [] if op is None else [v for v in dict.fromkeys(op.inputs) if v in self.of_z]
-
-    def needed(self, targets: Iterable[int], known: Collection[int] = ()) -> list[_Op]:
-        """The operations that compute some values from known ones, in order."""
-        wanted, ops = set(targets) - set(known), []
-        for op in reversed(self.ops):
-            if not wanted.isdisjoint(op.outputs):
-                ops.append(op)
-                wanted |= set(op.inputs) - set(known)
-        return ops[::-1]
-
-    def evaluate(self, known: Mapping[int, Any], targets: Sequence[int]) -> list[Any]:
-        values = {**self.constants, **known}
-        for op in self.needed(targets, known):
-            primitive = op.eqn.primitive
-            params = primitive.get_bind_params(op.eqn.params)
-            results = primitive.bind(*(values[v] for v in op.inputs), **params)
-            results = results if primitive.multiple_results else [results]
-            values |= {v: r for v, r in zip(op.outputs, results, strict=True) if v not in known}
-        return [values[v] for v in targets]
-
-    def _value(self, aval: Any) -> int:
-        self.avals.append(aval)
-        return len(self.avals) - 1
-
-    def _constant(self, aval: Any, constant: Any) -> int:
-        # An array that a model closes over comes anew with each trace: it is one value. Tracers and keys have no bytes.
-        if isinstance(constant, jax.core.Tracer) or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
-            key: Any = object()
-        else:
-            key = (str(aval), hashlib.sha256(np.asarray(constant).tobytes()).digest())
-        if key not in self._known:
-            self._known[key] = self._value(aval)
-            self.constants[self._known[key]] = constant
-        return self._known[key]
-
-    def _write_out(self, jaxpr: Jaxpr, consts: Sequence, inputs: Sequence[int]) -> list[int]:
-        numbers = dict(zip(jaxpr.invars, inputs, strict=True))
-        numbers |= {var: self._constant(var.aval, c) for var, c in zip(jaxpr.constvars, consts, strict=True)}
-
-        def number(atom: Any) -> int:
-            return self._constant(atom.aval, atom.val) if isinstance(atom, Literal) else numbers[atom]
-
-        for eqn in jaxpr.eqns:
-            operands = [number(atom) for atom in eqn.invars]
-            inner = eqn.params.get(_CALLS.get(eqn.primitive.name, ""))
-            if isinstance(inner, ClosedJaxpr):
-                results = self._write_out(inner.jaxpr, inner.consts, operands)
-            elif isinstance(inner, Jaxpr):
-                results = self._write_out(inner, (), operands)
-            else:
-                results = self._apply(eqn, operands)
-            numbers |= dict(zip(eqn.outvars, results, strict=True))
-        return [number(atom) for atom in jaxpr.outvars]
-
-    def _apply(self, eqn: JaxprEqn, operands: Sequence[int]) -> list[int]:
-        # A model may compute the same thing twice (`b[0]` in two places): it is one value.
-        key: Any = (
-            eqn.primitive,
-            *operands,
-            *(item for name in sorted(eqn.params) for item in (name, eqn.params[name])),
-        )
-        try:
-            known = self._known.get(key)
-        except TypeError:  # a parameter that cannot be hashed
-            known, key = None, None
-        if known is not None and not eqn.effects:
-            return known
-        moved = self._sliced_first(eqn, operands) if eqn.primitive.name == "gather" else self._before_picks(eqn, operands)
-        if moved is not None:
-            if key is not None:
-                self._known[key] = moved
-            return moved
-        outputs = [self._value(var.aval) for var in eqn.outvars]
-        op = _Op(eqn, tuple(operands), tuple(outputs))
-        self.ops.append(op)
-        self.op_of |= dict.fromkeys(outputs, op)
-        for group in (self.of_z, self.of_row):
-            if not group.isdisjoint(operands):
-                group.update(outputs)
-        self.entries |= self._entries_of(op)
-        if _picks(op) and self.of_z_alone(operands[0]) and operands[1] in self.of_row - self.of_z:
-            self.picks[outputs[0]] = op
-        if key is not None:
-            self._known[key] = outputs
-        return outputs
-
-    # -- Arithmetic before a row picks ---------------------------------------------------------------------------------
-
-    def _before_picks(self, eqn: JaxprEqn, operands: Sequence[int]) -> list[int] | None:
-        """The result of an operation on picked values, as one that is picked itself; None if that cannot be.
-
-        ``c * V[i]`` is ``(c * V)[i]``, and in a sum the terms that are picked by the same index, or by none, come first.
-        """
-        name, shape = eqn.primitive.name, eqn.outvars[0].aval.shape
-        if name in _SUMS:
-            terms = [*self._terms(operands[0], 1, shape), *self._terms(operands[1], -1 if name == "sub" else 1, shape)]
-            return self._sum_before_picks(terms)
-        if name not in _PRODUCTS:
-            return None
-        pick = next((v for v in operands if v in self.picks), None)
-        if pick is None or not all(self._joins(v, pick) for v in operands):
-            return None
-
-        def operation(*values: jax.Array) -> jax.Array:
-            return eqn.primitive.bind(*values, **eqn.params)
-
-        return self._pick_of(pick, operands, operation)
-
-    def _sliced_first(self, eqn: JaxprEqn, operands: Sequence[int]) -> list[int] | None:
-        """``V[i, 0]`` as ``V[:, 0][i]``, so that the other columns are none of the row's concern; None if it is no such.
-
-        :param eqn: a gather.
-        """
-        source, index = operands
-        joined, axes = self.op_of.get(index), eqn.params["dimension_numbers"].start_index_map
-        if joined is None or joined.eqn.primitive.name != "concatenate" or len(joined.inputs) != len(axes):
-            return None
-        for axis, part in zip(axes, joined.inputs, strict=True):
-            column, rest = self._one_constant(part), [v for v in joined.inputs if v != part]
-            params = _without_axis(eqn, axis)
-            if column is None or params is None or not rest or not 0 <= column < self.avals[source].shape[axis]:
-                continue
-
-            def picked(source: jax.Array, *rest: jax.Array, axis=axis, column=column, params=params) -> jax.Array:
-                sliced = lax.index_in_dim(source, column, axis, keepdims=False)
-                return eqn.primitive.bind(sliced, jnp.concatenate(rest, -1), **params)
-
-            return self._trace_in(picked, [source, *rest])
-        return None
-
-    def _one_constant(self, value: int) -> int | None:
-        """The number of which all entries of a value are made, if it is known."""
-        ops = self.needed([value])
-        inputs = {value, *(v for op in ops for v in op.inputs)} - {v for op in ops for v in op.outputs}
-        if not inputs <= self.constants.keys() or any(isinstance(self.constants[v], jax.core.Tracer) for v in inputs):
-            return None
-        with jax.ensure_compile_time_eval():
-            found = np.asarray(self.evaluate({}, [value])[0])
-        return int(found.flat[0]) if found.size and (found == found.flat[0]).all() else None
-
-    def _terms(self, value: int, sign: int, shape: tuple[int, ...]) -> list[tuple[int, int]]:
-        """The terms of a sum of one shape, and their signs."""
-        op = self.op_of.get(value)
-        is_sum = op is not None and op.eqn.primitive.name in _SUMS and value in self.of_row and value in self.of_z
-        if op is None or not is_sum or self.avals[value].shape != shape:
-            return [(value, sign)]
-        one, other = op.inputs
-        negated = -sign if op.eqn.primitive.name == "sub" else sign
-        return [*self._terms(one, sign, shape), *self._terms(other, negated, shape)]
-
-    def _sum_before_picks(self, terms: list[tuple[int, int]]) -> list[int] | None:
-        pick = next((v for v, _ in terms if v in self.picks), None)
-        if pick is None:
-            return None
-        joined = [term for term in terms if self._joins(term[0], pick)]
-        if len(joined) < 2:
-            return None
-        signs = [sign for _, sign in joined]
-        (total,) = self._pick_of(pick, [v for v, _ in joined], lambda *values: _signed_sum(values, signs))
-        others = [term for term in terms if term not in joined]
-        if not others:
-            return [total]
-        values = [total, *(v for v, _ in others)]
-        return self._trace_in(lambda *values: _signed_sum(values, [1, *(sign for _, sign in others)]), values)
-
-    def _joins(self, value: int, pick: int) -> bool:
-        """Whether a value is picked by the same index as `pick`, or the same for whatever is picked."""
-        here, there = self.picks.get(value), self.picks[pick]
-        if here is not None:
-            same_shape = self.avals[here.inputs[0]].shape == self.avals[there.inputs[0]].shape
-            return same_shape and here.inputs[1] == there.inputs[1] and here.eqn.params == there.eqn.params
-        if value in self.of_row or not self.is_float(value):
-            return False
-        batch = [k for n, k in enumerate(self.avals[pick].shape) if n not in there.eqn.params["dimension_numbers"][0]]
-        return self.size(value) == 1 or (math.prod(batch) == 1 and self.avals[value].shape == self.avals[pick].shape)
-
-    def _pick_of(self, pick: int, operands: Sequence[int], operation: Callable) -> list[int]:
-        """Pick, as `pick` does, from the results of an operation on what is picked from."""
-        op = self.picks[pick]
-        sources = [self.picks[v].inputs[0] if v in self.picks else v for v in operands]
-        shape = self.avals[op.inputs[0]].shape
-        kept = [k for k in range(len(shape)) if k not in op.eqn.params["dimension_numbers"].collapsed_slice_dims]
-
-        def spread(value: jax.Array, is_source: bool) -> jax.Array:
-            if is_source or value.size == 1:
-                return jnp.broadcast_to(value if is_source else value.reshape(()), shape)
-            return lax.broadcast_in_dim(value.reshape([shape[k] for k in kept]), shape, kept)
-
-        def picked(index: jax.Array, *values: jax.Array) -> jax.Array:
-            spread_out = [spread(x, v in self.picks) for x, v in zip(values, operands, strict=True)]
-            return op.eqn.primitive.bind(operation(*spread_out), index, **op.eqn.params)
-
-        return self._trace_in(picked, [op.inputs[1], *sources])
-
-    def _trace_in(self, function: Callable, operands: Sequence[int]) -> list[int]:
-        """The results of a function of numbered values, as numbered values."""
-        shapes = (jax.ShapeDtypeStruct(self.avals[v].shape, self.avals[v].dtype) for v in operands)
-        closed = jax.make_jaxpr(function)(*shapes)
-        return self._write_out(closed.jaxpr, closed.consts, operands)
-
-    def _entries_of(self, op: _Op) -> dict[int, np.ndarray]:
-        """Which entries of z the results of an operation are, if it only picks and arranges them."""
-        name, params = op.eqn.primitive.name, op.eqn.params
-        if not op.inputs or op.inputs[0] not in self.entries:
-            return {}
-        index, out = self.entries[op.inputs[0]], op.outputs[0]
-        if name == "split":
-            ends = np.cumsum(params["sizes"])[:-1]
-            return dict(zip(op.outputs, np.split(index, ends, axis=params["axis"]), strict=True))
-        if name == "slice":
-            bounds = (params["start_indices"], params["limit_indices"], params["strides"] or (1,) * index.ndim)
-            return {out: index[tuple(slice(*bound) for bound in zip(*bounds, strict=True))]}
-        if name == "dynamic_slice" and all(v in self.constants for v in op.inputs[1:]):
-            sizes = params["slice_sizes"]
-            starts = [int(self.constants[v]) for v in op.inputs[1:]]
-            starts = [min(max(s, 0), n - k) for s, n, k in zip(starts, index.shape, sizes, strict=True)]
-            return {out: index[tuple(slice(s, s + k) for s, k in zip(starts, sizes, strict=True))]}
-        if name == "transpose":
-            return {out: np.transpose(index, params["permutation"])}
-        same_order = name in ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "copy", "convert_element_type")
-        if same_order and self.size(out) == index.size and self.is_float(out):
-            return {out: index.reshape(self.avals[out].shape)}
-        return {}
-
-
-def _picks(op: _Op) -> bool:
-    """Whether an operation picks whole entries of a value along some of its axes."""
-    if op.eqn.primitive.name != "gather":
-        return False
-    shape, params = op.eqn.invars[0].aval.shape, op.eqn.params
-    numbers = params["dimension_numbers"]
-    is_whole = all(
-        size == (1 if k in numbers.collapsed_slice_dims else shape[k]) for k, size in enumerate(params["slice_sizes"])
-    )
-    fill = params["fill_value"]
-    return is_whole and not numbers.operand_batching_dims and (fill is None or bool(np.isnan(fill)))
-
-
-def _without_axis(eqn: JaxprEqn, axis: int) -> dict[str, Any] | None:
-    """The parameters of a gather from a value that has an axis less, one that the index reaches; None if it cannot."""
-    numbers = eqn.params["dimension_numbers"]
-    if axis not in numbers.collapsed_slice_dims or numbers.operand_batching_dims:
-        return None
-
-    def left(axes: Sequence[int]) -> tuple[int, ...]:
-        return tuple(a - (a > axis) for a in axes if a != axis)
-
-    numbers = numbers._replace(
-        collapsed_slice_dims=left(numbers.collapsed_slice_dims), start_index_map=left(numbers.start_index_map)
-    )
-    sizes = tuple(size for a, size in enumerate(eqn.params["slice_sizes"]) if a != axis)
-    return eqn.params | {"dimension_numbers": numbers, "slice_sizes": sizes}
-
-
-def _signed_sum(values: Sequence[jax.Array], signs: Sequence[int]) -> jax.Array:
-    total = None
-    for value, sign in sorted(zip(values, signs, strict=True), key=lambda pair: -pair[1]):
-        if total is None:
-            total = value if sign > 0 else -value
-        else:
-            total = total + value if sign > 0 else total - value
-    assert total is not None
-    return total
-
-
-_SUMS = frozenset(("add", "add_any", "sub"))
-_PRODUCTS = frozenset(("mul", "div", "neg"))
-
-# Functions that are called, and the parameter that holds them. Those with derivatives of their own stay as they are.
-_CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "checkpoint": "jaxpr",
-    "remat2": "jaxpr",
-}
-
-
-def _trace(separated: SeparableModel, args: tuple, kwargs: dict) -> _Graph:
-    leaves, treedef = jax.tree.flatten((args, kwargs))
-
-    def log_densities(z: jax.Array, key: jax.Array, rows: tuple, public: Sequence) -> list[jax.Array]:
-        supply = iter(public)
-        filled = [next(supply) if _is_public(a) else leaf for leaf, a in zip(leaves, separated.arguments, strict=True)]
-        args, kwargs = jax.tree.unflatten(treedef, filled)
-        found = [separated.row_log_density(args, kwargs)(z, rows)]
-        # Whatever keeps outcomes from being drawn (a law that has no sampler, say), one can do without.
-        with contextlib.suppress(Exception):
-            found.append(separated.drawn_log_density(args, kwargs)(z, rows, key))
-        return found
-
-    z = jax.ShapeDtypeStruct((separated.num_params,), ravel_pytree(separated.prototype)[0].dtype)
-    rows = tuple(jax.ShapeDtypeStruct((1, *a.row_shape), a.dtype) for a in separated.private_arguments())
-    public = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in separated.arguments if _is_public(a)]
-    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    graph = _Graph(jax.make_jaxpr(log_densities)(z, key, rows, public), len(rows))
-    if graph.drawn is not None:
-        # Where the observed outcome has a part in the law of the drawn one (a series' last value, a weight that depends
-        # on it), the two together are no draw of the model.
-        outcomes = {graph.rows[k] for k in separated.outcome_leaves or ()}
-        if any(not outcomes.isdisjoint(op.inputs) for op in graph.needed([graph.drawn])):
-            graph.drawn = None
-    return graph
-
-
-def _is_public(argument: Any) -> bool:
-    """Whether an argument is a public array: these are traced, so that their values may be unknown."""
-    return argument.shape is not None and not argument.private
 
 
 def _public_arrays(separated: SeparableModel, args: tuple, kwargs: dict) -> list:
     leaves = jax.tree.leaves((args, kwargs))
-    return [leaf for leaf, a in zip(leaves, separated.arguments, strict=True) if _is_public(a)]
+    return [leaf for leaf, a in zip(leaves, separated.arguments, strict=True) if is_public(a)]
 
 
 # -- The minimum cut ---------------------------------------------------------------------------------------------------
@@ -521,7 +156,7 @@ class _Phi(NamedTuple):
     size: int
 
 
-def _choose(graph: _Graph, banned: Collection[int]) -> _Phi:
+def _choose(graph: Graph, banned: Collection[int]) -> _Phi:
     cut = _minimum_cut(graph, banned)
     for value in sorted(cut):
         cut = (cut - {value}) | {_before_affine(graph, value)}
@@ -531,7 +166,7 @@ def _choose(graph: _Graph, banned: Collection[int]) -> _Phi:
     return _Phi(index, values, tuple(sorted(cut)), index.size + sum(map(graph.size, values)))
 
 
-def _minimum_cut(graph: _Graph, banned: Collection[int]) -> set[int]:
+def _minimum_cut(graph: Graph, banned: Collection[int]) -> set[int]:
     """The values that separate z from what depends on the row: of the smallest total size; among these, with the fewest
     entries that are confined to a range; among these, nearest to the data.
 
@@ -564,7 +199,7 @@ def _minimum_cut(graph: _Graph, banned: Collection[int]) -> set[int]:
 _LARGE = 30_000
 
 
-def _confined(graph: _Graph) -> set[int]:
+def _confined(graph: Graph) -> set[int]:
     """Values that look as if they did not range over all real numbers. A guess: numbers decide in the end."""
     confined: set[int] = set()
     for op in graph.ops:
@@ -577,7 +212,7 @@ def _confined(graph: _Graph) -> set[int]:
     return confined
 
 
-def _before_affine(graph: _Graph, value: int) -> int:
+def _before_affine(graph: Graph, value: int) -> int:
     """The value of the same size that one of a cut is an affine function of: best an entry of z, which has a name."""
     while value not in graph.entries:
         op, parents = graph.op_of[value], graph.parents(value)
@@ -608,28 +243,28 @@ _AFFINE = frozenset([
 # -- The two functions -------------------------------------------------------------------------------------------------
 
 
-def _with_public(graph: _Graph, public: Sequence) -> dict[int, jax.Array]:
+def _with_public(graph: Graph, public: Sequence) -> dict[int, jax.Array]:
     return {v: jnp.asarray(x, graph.avals[v].dtype) for v, x in zip(graph.public, public, strict=True)}
 
 
-def _coordinates(graph: _Graph, phi: _Phi, public: Sequence, z: jax.Array) -> jax.Array:
+def _coordinates(graph: Graph, phi: _Phi, public: Sequence, z: jax.Array) -> jax.Array:
     z = jnp.asarray(z, graph.avals[graph.z].dtype)
     parts = graph.evaluate({graph.z: z, **_with_public(graph, public)}, phi.values)
     return jnp.concatenate([z[phi.entries], *(jnp.ravel(part).astype(z.dtype) for part in parts)])
 
 
-def _row_log_density(graph: _Graph, phi: _Phi, public: Sequence, at: jax.Array, row: tuple) -> jax.Array:
+def _row_log_density(graph: Graph, phi: _Phi, public: Sequence, at: jax.Array, row: tuple) -> jax.Array:
     return graph.evaluate(_known(graph, phi, public, at, row), [graph.output])[0]
 
 
 def _drawn_log_density(
-    graph: _Graph, phi: _Phi, public: Sequence, at: jax.Array, row: tuple, key: jax.Array
+    graph: Graph, phi: _Phi, public: Sequence, at: jax.Array, row: tuple, key: jax.Array
 ) -> jax.Array:
     assert graph.drawn is not None
     return graph.evaluate({**_known(graph, phi, public, at, row), graph.key: key}, [graph.drawn])[0]
 
 
-def _can_draw(graph: _Graph, phi: _Phi) -> bool:
+def _can_draw(graph: Graph, phi: _Phi) -> bool:
     """Whether a row can be drawn, and phi is all that it takes."""
     if graph.drawn is None:
         return False
@@ -638,7 +273,7 @@ def _can_draw(graph: _Graph, phi: _Phi) -> bool:
     return not any(v in graph.entries and v not in known for v in inputs)
 
 
-def _apart(graph: _Graph, phi: _Phi) -> np.ndarray:
+def _apart(graph: Graph, phi: _Phi) -> np.ndarray:
     """`Cut.apart`: a row picks one entry of a value, and by the same index one of another."""
     place = dict(zip(phi.values, _places(graph, phi), strict=True))  # where in phi the entries of a value are
     of_entry = np.zeros(graph.num_params, int)
@@ -663,16 +298,17 @@ def _apart(graph: _Graph, phi: _Phi) -> np.ndarray:
 _UNSEEN, _ALWAYS = -1, -2  # by no row; not by one index alone
 
 
-def _picked_by(graph: _Graph, op: _Op, value: int) -> tuple[int, Any]:
+def _picked_by(graph: Graph, op: Op, value: int) -> tuple[int, Any]:
     """The index by which a row picks from a value, and the position at which it picks each entry; or `_ALWAYS`."""
-    axes = op.eqn.params["dimension_numbers"].collapsed_slice_dims if graph.picks.get(op.outputs[0]) is op else ()
+    is_pick = graph.picks.get(op.outputs[0]) is op
+    axes: tuple[int, ...] = op.eqn.params["dimension_numbers"].collapsed_slice_dims if is_pick else ()
     if len(axes) != 1 or op.inputs[0] != value or graph.size(op.inputs[1]) != 1:
         return _ALWAYS, 0
     shape = graph.avals[value].shape
     return op.inputs[1], np.arange(shape[axes[0]]).reshape([-1 if k == axes[0] else 1 for k in range(len(shape))])
 
 
-def _arranged(graph: _Graph, op: _Op, place: np.ndarray) -> np.ndarray | None:
+def _arranged(graph: Graph, op: Op, place: np.ndarray) -> np.ndarray | None:
     """Where the entries of a result come from, each of which is made of one entry and of what does not depend on z."""
     name, out = op.eqn.primitive.name, op.outputs[0]
     if out in graph.of_row or graph.size(out) != place.size or name == "gather" or name not in _AFFINE:
@@ -682,7 +318,7 @@ def _arranged(graph: _Graph, op: _Op, place: np.ndarray) -> np.ndarray | None:
     return np.flip(place, op.eqn.params["dimensions"]) if name == "rev" else place.reshape(graph.avals[out].shape)
 
 
-def _places(graph: _Graph, phi: _Phi) -> list[np.ndarray]:
+def _places(graph: Graph, phi: _Phi) -> list[np.ndarray]:
     """Where in phi the entries of each of its values are."""
     ends = np.cumsum([phi.entries.size, *map(graph.size, phi.values)])
     return [
@@ -691,12 +327,12 @@ def _places(graph: _Graph, phi: _Phi) -> list[np.ndarray]:
     ]
 
 
-def _entries_in(graph: _Graph, phi: _Phi) -> list[int]:
+def _entries_in(graph: Graph, phi: _Phi) -> list[int]:
     """The values that are entries of z, all of them in phi."""
     return [v for v, index in graph.entries.items() if np.all(np.isin(index, phi.entries))]
 
 
-def _known(graph: _Graph, phi: _Phi, public: Sequence, at: jax.Array, row: tuple) -> dict[int, jax.Array]:
+def _known(graph: Graph, phi: _Phi, public: Sequence, at: jax.Array, row: tuple) -> dict[int, jax.Array]:
     known = _with_public(graph, public)
     known |= {v: jnp.asarray(x, graph.avals[v].dtype) for v, x in zip(graph.rows, row, strict=True)}
     at = jnp.asarray(at, graph.avals[graph.z].dtype)
@@ -716,7 +352,7 @@ def _entry_names(separated: SeparableModel) -> list[str]:
     return [name for site, shape in shapes.items() for name in _indexed(site, shape)]
 
 
-def _names(graph: _Graph, phi: _Phi, separated: SeparableModel) -> tuple[str, ...]:
+def _names(graph: Graph, phi: _Phi, separated: SeparableModel) -> tuple[str, ...]:
     of_z = _entry_names(separated)
     names = [of_z[k] for k in phi.entries]
     for v in phi.values:
@@ -744,9 +380,7 @@ class _Numbers(NamedTuple):
     distance: np.ndarray  # of each coordinate of the mixed phi from what some z has, or from where densities go on
 
 
-def _check(
-    graph: _Graph, phi: _Phi, separated: SeparableModel, public: Sequence, may_be_tied: bool = False
-) -> set[int]:
+def _check(graph: Graph, phi: _Phi, separated: SeparableModel, public: Sequence, may_be_tied: bool = False) -> set[int]:
     """The values of a cut that cannot take all the values that a coordinate of their own can; empty if all is well.
 
     :param may_be_tied: instead, those beyond whose values the row's log density is not defined, or flat.
@@ -789,7 +423,7 @@ def _check(
     return _blame(graph, phi, separated, numbers)
 
 
-def _blame(graph: _Graph, phi: _Phi, separated: SeparableModel, numbers: _Numbers) -> set[int]:
+def _blame(graph: Graph, phi: _Phi, separated: SeparableModel, numbers: _Numbers) -> set[int]:
     tied = ~(np.max(numbers.distance, 0) <= _CLOSE)
     start, blamed = phi.entries.size, set()
     for v in phi.values:
@@ -803,7 +437,7 @@ def _blame(graph: _Graph, phi: _Phi, separated: SeparableModel, numbers: _Number
     by_z, by_phi = numbers.by_z[:_DRAWS, finite], numbers.by_phi[:, finite]
     allowed = tolerance(separated.arguments, by_z.dtype) * (1 + np.abs(by_z))
     well = finite.any() and np.all(np.isfinite(by_phi)) and np.all(np.abs(by_phi[:_DRAWS] - by_z) <= allowed)
-    return set() if well and not tied.any() else set(phi.values)
+    return set() if well and not tied.any() else set(phi.values) or {graph.z}
 
 
 def _beyond(density: Callable, points: jax.Array, rows: tuple) -> jax.Array:

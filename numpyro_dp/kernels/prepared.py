@@ -431,7 +431,7 @@ def _cut_of_units(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
     drawn = cut.drawn_log_density
     return dataclasses.replace(
         cut,
-        apart=np.zeros_like(cut.apart),  # the rows of a unit may be of different groups
+        apart=None,  # the rows of a unit may be of different groups
         row_log_density=separated.per_unit(cut.row_log_density),
         drawn_log_density=None if drawn is None else separated.per_unit(drawn),
     )

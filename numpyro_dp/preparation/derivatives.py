@@ -349,7 +349,7 @@ class Survey:
 
 
 def without_apart(
-    information: np.ndarray, scale: float, whitening: np.ndarray, apart: np.ndarray
+    information: np.ndarray, scale: float, whitening: np.ndarray, apart: np.ndarray | None
 ) -> tuple[np.ndarray, float]:
     """The information nearest to a released one that has nothing where it can have nothing, and the noise left in it.
 
@@ -358,9 +358,9 @@ def without_apart(
     :param information, scale: in the frame, and the standard deviation of the noise in its diagonal.
     :param apart: `Cut.apart`.
     """
-    m = len(apart)
-    if not apart.any():
+    if apart is None or not apart.any():
         return information, scale
+    m = len(apart)
     rows, columns = np.nonzero(np.tril(~apart))
     # Matrices of the frame whose noise, as vectors, has the same standard deviation in all directions.
     basis = [np.outer(whitening[i], whitening[j]) for i, j in zip(rows, columns, strict=True)]

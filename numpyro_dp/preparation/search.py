@@ -42,12 +42,16 @@ LINE = 8.0 ** np.arange(1, -8, -1)
 """Multiples of a step that are compared."""
 _UNSEEN = 0.35
 """A clip bound is searched for that so many of the rows exceed."""
+_SPARSE, _SPARSE_PRICE, _SPARSE_SHARE = 0.03, 50.0, 0.03
+"""A scale is searched for that so many of the rows exceed, if their count can be told: a group's effect is in the rows
+of the group only. It is paid for up to so many times, if that is no more than this share of the budget."""
 _WIDENS = 1 / 16
 """A round raises eigenvalues of the posterior's precision to this, where the frame says 1: an outcome that is all but
 certain says nothing about its parameters, and the frame would become as wide as the prior."""
-_SPARSE, _SPARSE_PRICE, _SCALE_SHARE = 0.03, 50.0, 0.03
 _INFORMATION_ROOM = 2.0
 """Over that, for the information: its norms vary as the squares of the gradients'."""
+_QUIET = 1.0
+"""Edge of the information's noise above which no bound of it is raised further: it would shorten every step."""
 _SCORE_ROOM = 1.2
 """Over the root mean square of a row's norm in a frame that is right, where bounds are not searched for."""
 _STEP_FLOOR = 0.5
@@ -217,7 +221,8 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
     cheapest = scales + EXPECTED_ROUNDS * (bounds + derivatives + line)
     factor = min(allowed / cheapest, max(1.0, min(RICH, RICH_SHARE * rho / cheapest)))
     prices = _Prices(*(factor * price for price in (bounds, derivatives, line)))
-    frame = _first_frame(survey, prior, near, fund, max(factor * scales, min(_SPARSE_PRICE * scales, _SCALE_SHARE * rho)), n)
+    of_scales = max(factor * scales, min(_SPARSE_PRICE * scales, _SPARSE_SHARE * rho))
+    frame = _first_frame(survey, prior, near, fund, of_scales, n)
     rounds: list[Round] = []
     usable = None
     worth = 1.0  # of the next round's derivatives, over the cheapest
@@ -243,9 +248,9 @@ def _first_frame(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fu
     """Around the start, as wide as the prior or as the rows' derivatives there allow, whatever is less."""
     frame = Frame(near.mean, np.diag(np.sqrt(np.diag(near.covariance))))
     draws = fund.ask(scales=Wish(rho, SCALE_GRID.num_counts, (survey.size,)))["scales"]
-    noise = math.sqrt(survey.size * SCALE_GRID.num_counts / (2 * rho)) / n
-    print("scales noise", noise)
-    scales = survey.scales(draws, frame, 2.0**-20, min(max(_SPARSE, 3 * noise), _UNSEEN) * n)
+    noise = math.sqrt(survey.size * SCALE_GRID.num_counts / (2 * rho)) / n  # of the share that is counted
+    exceeding = min(max(_SPARSE, 3 * noise), _UNSEEN)
+    scales = survey.scales(draws, frame, 2.0**-20, exceeding * n)
     whitening = np.asarray(frame.whitening) / np.maximum(1, scales * math.sqrt(survey.power * n) / 2)
     return frame._replace(whitening=within_reason(whitening, prior))
 
@@ -291,7 +296,9 @@ def _release(
         least = 2.0**-16 * np.array([typical, typical**2])
         score, information = survey.bounds(draws["bounds"], frame, least, _UNSEEN * n)
         # Where few rows say most (a rare outcome), typical ones say little: no bound is below that of a right frame.
-        bounds = Bounds(max(score, typical), max(_INFORMATION_ROOM * information, typical**2))
+        quiet = _QUIET * math.sqrt(prices.derivatives / (8 * m)) / survey.power  # `noise_edge` of twice half the price
+        information = min(_INFORMATION_ROOM * information, max(quiet, _INFORMATION_ROOM * typical**2))
+        bounds = Bounds(max(score, typical), max(information, typical**2))
     return bounds, survey.derivatives(only(draws["derivatives"]), frame, bounds, 0.5)
 
 
@@ -318,10 +325,13 @@ def noise_edge(scale: float, size: int) -> float:
 
 
 def _known(found: Derivatives, edge: float) -> np.ndarray:
-    """The information, but where noise hides it, so much that the frame stays as wide as it is, or widens slowly."""
+    """The information, but where noise hides it, so much that the frame stays as wide as it is, or widens slowly.
+
+    What noise may have made narrows no frame.
+    """
     values, vectors = np.linalg.eigh(found.information)
-    clear = np.sqrt(np.maximum(values**2 - edge**2, 0))
-    values = np.where(values > 1, np.maximum(clear, 1), values)
+    clear = np.sqrt(np.maximum(values**2 - edge**2, 1))
+    values = np.minimum(values, clear)
     return (vectors * np.maximum(values, min(1.0, max(edge / 4, _WIDENS)))) @ vectors.T
 
 

@@ -228,7 +228,7 @@ def test_rows_are_not_drawn_from_laws_that_are_not_theirs(model, args):
 def test_the_graph_is_the_model(case, x64):
     """The jaxpr, written out and evaluated by this package, at z itself."""
     separated = _separate(case.model, case.args, case.kwargs, **case.options)
-    graph = cut_module._trace(separated, case.args, case.kwargs)
+    graph = cut_module.trace(separated, case.args, case.kwargs)
     public = cut_module._public_arrays(separated, case.args, case.kwargs)
     phi = cut_module._Phi(np.arange(graph.num_params), (), (graph.z,), graph.num_params)
     cut = cut_module.Cut(
@@ -293,6 +293,103 @@ def test_rows_see_the_effects_of_groups(centred, precision):
     assert {"b[0]", "b[1]", "b[2]"} <= set(cut.names)
     assert cut.names[:2] == (("alpha[0]", "alpha[1]") if centred else ("b[0]", "b[1]"))
     _assert_same_density(separated, cut, args)
+
+
+# Where a row picks a group's entry, it may be scaled and shifted before or after; in what order makes no difference.
+_PREDICTORS = {
+    "effects first": (lambda p, X, g: (p["mu"] + p["tau"] * p["eta"])[g] + X @ p["b"], GROUPS + 3),
+    "intercept first": (lambda p, X, g: p["mu"] + p["tau"] * p["eta"][g] + X @ p["b"], GROUPS + 3),
+    "intercept elsewhere": (lambda p, X, g: p["mu"] + X @ p["b"] + p["tau"] * p["eta"][g], GROUPS + 3),
+    "intercept last": (lambda p, X, g: X @ p["b"] - p["eta"][g] / p["tau"] + p["mu"], GROUPS + 3),
+    "negative": (lambda p, X, g: -(p["tau"] * p["eta"][g]) - p["mu"] + X @ p["b"], GROUPS + 3),
+    "taken": (lambda p, X, g: p["mu"] + p["tau"] * jnp.take(p["eta"], g) + X @ p["b"], GROUPS + 3),
+    "from the end": (lambda p, X, g: p["mu"] + p["tau"] * p["eta"][-1 - g] + X @ p["b"], GROUPS + 3),
+    "two of a group": (lambda p, X, g: p["tau"] * p["eta"][g] + p["mu"] * p["gamma"][g, 0] + X @ p["b"], GROUPS + 3),
+    "slope": (lambda p, X, g: (p["mu"] + p["tau"] * p["eta"][g]) * X[:, 0] + p["gamma"][g, 1], 2 * GROUPS),
+    "slopes": (lambda p, X, g: jnp.sum((p["b"][:2] + p["tau"] * p["gamma"][g]) * X[:, :2], 1), 2 * GROUPS),
+    "column of picked": (lambda p, X, g: p["mu"] + p["tau"] * p["gamma"][g][:, 0] + X @ p["b"], 2 * GROUPS + 5),
+    "crossed": (lambda p, X, g: p["mu"] + p["tau"] * p["eta"][g] + p["tau"] * p["eta"][g // 2], GROUPS + 1),
+    "by two indices": (lambda p, X, g: p["mu"] + p["tau"] * p["gamma"][g, g % 2] + X @ p["b"], 2 * GROUPS + 3),
+    "several of a row": (
+        lambda p, X, g: p["mu"] + jnp.sum(p["tau"] * p["eta"][jnp.stack([g, g // 2], 1)], 1),
+        GROUPS + 1,
+    ),
+    "by row": (lambda p, X, g: X[:, 0] * (p["tau"] * p["eta"][g]) + X[:, 1] * p["mu"] + X @ p["b"], GROUPS + 4),
+}
+
+
+def _predicting(predictor):
+    def model(X, y, g):
+        laws = {"mu": (), "eta": (GROUPS,), "b": (3,), "gamma": (GROUPS, 2)}
+        values = {
+            name: numpyro.sample(name, dist.Normal(0, 1).expand(shape).to_event()) for name, shape in laws.items()
+        }
+        values["tau"] = numpyro.sample("tau", dist.HalfNormal(1))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Normal(predictor(values, X, g), 1), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize("name", _PREDICTORS)
+def test_arithmetic_with_picked_entries_comes_before_rows_pick(name, precision):
+    predictor, size = _PREDICTORS[name]
+    args = (X, y, group)
+    separated, cut = _find(_predicting(predictor), args)
+    assert (cut.size, len(set(cut.names))) == (size, size)
+    assert cut.drawn_log_density is not None
+    _assert_same_density(separated, cut, args)
+
+
+def _couplings(separated, cut, args, kwargs):
+    """Pairs of coordinates on both of which some row's log density depends, by second derivatives and slopes."""
+    rows = tuple(r[:, None] for r in separated.rows(args, kwargs))
+    found = np.zeros((cut.size, cut.size), bool)
+    for z in _points(separated):
+        phi = jnp.asarray(cut.coordinates(z))
+        hessians = jax.vmap(lambda row, at=phi: jax.hessian(cut.row_log_density)(at, row))(rows)
+        slopes = jax.vmap(lambda row, at=phi: jax.grad(cut.row_log_density)(at, row))(rows) != 0
+        found |= np.any(np.asarray(hessians) != 0, 0) | np.any(np.asarray(slopes[:, :, None] & slopes[:, None]), 0)
+    return found
+
+
+# Of GROUPS groups: pairs within each value that is picked, and between those that are picked by the same index.
+_APART = {
+    "effects first": GROUPS * (GROUPS - 1),
+    "intercept last": GROUPS * (GROUPS - 1),
+    "two of a group": GROUPS * (GROUPS - 1),
+    "slope": 4 * GROUPS * (GROUPS - 1),
+    "slopes": 4 * GROUPS * (GROUPS - 1),
+    "column of picked": 4 * GROUPS * (GROUPS - 1),
+    "crossed": 0,
+    "by two indices": 0,
+    "several of a row": 0,
+    "by row": GROUPS * (GROUPS - 1),
+}
+
+
+@pytest.mark.parametrize("name", _APART)
+def test_effects_of_different_groups_are_apart_where_a_row_has_one(name, precision):
+    args = (X, y, group)
+    separated, cut = _find(_predicting(_PREDICTORS[name][0]), args)
+    assert cut.apart.sum() == _APART[name]
+    assert not (cut.apart & _couplings(separated, cut, args, {})).any()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_row_depends_on_coordinates_that_are_apart(case, x64):
+    separated, cut = _find(case.model, case.args, case.kwargs, **case.options)
+    assert cut.apart.shape == (cut.size, cut.size)
+    assert not (cut.apart & _couplings(separated, cut, case.args, case.kwargs)).any()
+
+
+def test_a_value_that_is_changed_on_the_way_is_noticed(monkeypatch):
+    """What the graph computes is compared with what the model computes."""
+    monkeypatch.setattr("numpyro_dp.graph._signed_sum", lambda values, signs: sum(values))
+    separated, cut = _find(_predicting(lambda p, X, g: p["tau"] * p["eta"][g] - p["mu"]), (X, y, group))
+    assert cut.trivial
+    assert cut.size == separated.num_params
 
 
 def test_a_curvature_is_kept_where_a_function_has_derivatives_of_its_own():

@@ -114,8 +114,8 @@ def test_the_edge_is_where_the_noises_largest_eigenvalue_is(m):
     [
         ([0.5, 1.0, 2.0], 0.0, [0.5, 1.0, 2.0]),
         ([-0.1, 0.01, 2.0], 0.0, [_WIDENS, _WIDENS, 2.0]),  # what is certain says nothing: the frame widens slowly
-        ([-0.1, 0.3, 2.0], 0.8, [0.2, 0.3, 2.0]),
-        ([-3.0, 0.3, 50.0], 20.0, [1.0, 1.0, 50.0]),  # noise hides it: as wide as before
+        ([-0.1, 0.3, 2.0], 0.8, [0.2, 0.3, math.sqrt(2.0**2 - 0.8**2)]),
+        ([-3.0, 15.0, 50.0], 20.0, [1.0, 1.0, math.sqrt(50.0**2 - 20**2)]),  # noise hides it: as wide as before
     ],
 )
 def test_what_noise_hides_is_known_by_the_frame_only(values, edge, expected):
