@@ -208,17 +208,17 @@ class Survey:
         search: Draw,
         draw: Draw,
         frame: Frame,
-        bound: float,
+        bounds: Bounds,
         points: np.ndarray,
         smallest: float,
         threshold: float,
     ) -> Fit:
         """See `Fit`. First a bound for a row's distances from the tangent is searched.
 
-        :param bound: of the gradients.
         :param points: ``u``, shape (k, m).
         """
-        numbers = (jnp.asarray(x, self.dtype) for x in (bound, points, smallest, threshold))
+        bound = float(bounds.score)
+        numbers = (jnp.asarray(x, self.dtype) for x in (*bounds, points, smallest, threshold))
         found, largest = self._fit(self._target.rows, search, draw, self._cast(frame), *numbers)
         value, scale = np.asarray(found.value, float), float(found.scale)
         light = value / _LIGHT, scale / _LIGHT
@@ -265,6 +265,20 @@ class Survey:
 
         return scores
 
+    def _weighted(self, found: "_Scores", bound: jax.Array, largest: jax.Array) -> jax.Array:
+        """The clipped score, shortened by the factor by which the row's information is.
+
+        So the sum of informations says how the sum of scores answers to the parameters, however many are clipped.
+        Without it a few rows that alone inform a direction (the end of a spline) would seem to know less than they
+        say, and each step along it would be too long. Only where the information does not depend on the outcome: there
+        the score's mean stays 0 where the model holds.
+        """
+        score = clip_norm(found.score, bound)
+        if not self.centres:
+            return score
+        norm = jnp.linalg.norm(_vector(found.information))
+        return score * jnp.minimum(1, largest / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
+
     def _count_rows(self, rows: tuple, draw: Draw) -> jax.Array:
         return self._target.on(rows).release_sum(draw, lambda row: jnp.ones((), self.dtype), 1.0).value
 
@@ -289,7 +303,7 @@ class Survey:
 
         def both(row: tuple) -> jax.Array:
             found = scores(row)
-            score = clip_norm(found.score, bound) * (score_weight / bound)
+            score = self._weighted(found, bound, largest) * (score_weight / bound)
             information = clip_norm(_vector(found.information), largest) * (information_weight / largest)
             return jnp.concatenate([score, information])
 
@@ -307,7 +321,9 @@ class Survey:
         found = self._target.on(rows).release_sum(draw, rise, largest, ends.size)
         return Released(self.power * found.value, self.power * found.scale)
 
-    def _sum_fit(self, rows, search, draw, frame, bound, points, smallest, threshold) -> tuple[Released, jax.Array]:
+    def _sum_fit(
+        self, rows, search, draw, frame, bound, information, points, smallest, threshold
+    ) -> tuple[Released, jax.Array]:
         target, scores = self._numbered(rows), self._row_scores(frame, bound)
         centre = 1.0 if self._target.has_public_size else 0.0
 
@@ -325,7 +341,7 @@ class Survey:
         def seen(row: tuple) -> jax.Array:
             found = scores(row)
             distances = beyond(row, found)
-            clipped = clip_norm(found.score, bound)
+            clipped = self._weighted(found, bound, information)
             square = 2 * jnp.sum((clipped / bound) ** 2) - centre
             excesses = jnp.clip(jnp.nan_to_num(jnp.stack([found.clipped, found.outlying])), -1, 1)
             light = [excesses[:1], square[None], clip_norm(distances, largest) / largest]

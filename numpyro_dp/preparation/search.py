@@ -159,7 +159,8 @@ class Round(NamedTuple):
     def is_enough(self) -> bool:
         """Whether the last release may be made where this round has led."""
         m = len(self.step)
-        settled = self.is_near and self.length == 1 and self.noise < FINE_NOISE * m
+        is_there = self.distance < 2 * m + self.noise * (1 + 3 * math.sqrt(2 / m))
+        settled = is_there and self.length == 1 and self.noise < FINE_NOISE * m
         resolved = self.edge < FINE_EDGE and self.least > min(_LEAST, 1 - 1.3 * self.edge)
         return settled and resolved and self.most < _MOST
 

@@ -87,9 +87,7 @@ def check(
     typical = m / (survey.power * n)
     # Where few rows are far from their tangent (kinks), a bound that many exceed would hide them.
     most = min(max(0.005 * n, math.sqrt(CURVE_GRID.num_counts / of_bound)), 0.3 * n)
-    fit = survey.fit(
-        draws["fit_bound"], only(draws["fit"]), frame, float(last.bounds.score), points, typical / 16, most
-    )
+    fit = survey.fit(draws["fit_bound"], only(draws["fit"]), frame, last.bounds, points, typical / 16, most)
     surrogate = surrogate._replace(variance=_variance(survey, fit, surrogate, frame, last, n))
     _, precision = prior.in_frame(surrogate.frame)
     whole = surrogate.curvature + precision
