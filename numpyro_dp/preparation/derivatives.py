@@ -277,7 +277,8 @@ class Survey:
         if not self.centres:
             return score
         norm = jnp.linalg.norm(_vector(found.information))
-        return score * jnp.minimum(1, largest / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
+        factor = jnp.minimum(1, largest / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
+        return jnp.where(jnp.isfinite(norm), score * factor, 0)
 
     def _count_rows(self, rows: tuple, draw: Draw) -> jax.Array:
         return self._target.on(rows).release_sum(draw, lambda row: jnp.ones((), self.dtype), 1.0).value

@@ -45,6 +45,8 @@ _LONGEST = 4.0
 """Gradients that decide on the bounds are so many times as long as those of normal covariates, at most."""
 _MOST_EXCEEDING = 0.25
 """Where the noise would not let fewer rows exceed a bound, nobody searches for it."""
+_LEFT = (0.2, 5.0)
+"""Of what a release tells here, so much may one elsewhere tell."""
 _MOST_BY_NOISE = 3.0
 """Standard deviations of a step's square by which noise makes it longer, at most."""
 
@@ -196,20 +198,24 @@ def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:
     """One surrogate in the frame of `here`, from releases in several frames, weighted by their precision.
 
     A score that was taken elsewhere is carried over with the information; what that may be wrong by is counted as
-    noise.
+    noise. Where tighter bounds left less of the score and of the information (or looser ones more), both count as if
+    they had left as much as here.
     """
     found = here.found
     m = len(found.score)
+    size = float(np.trace(found.information))
     weight, total = 1 / found.information_scale**2, found.information / found.information_scale**2
     moved = []
     for other in earlier:
         # In their coordinates a point is other.whitening @ v: v = change @ u, up to the shift.
         change = np.linalg.solve(other.frame.whitening, here.frame.whitening)
         shift = np.linalg.solve(here.frame.whitening, np.asarray(other.frame.center) - here.frame.center)
-        scale = other.found.information_scale * np.linalg.norm(change, 2) ** 2
-        total = total + change.T @ other.found.information @ change / scale**2
+        carried = change.T @ other.found.information @ change
+        left = float(np.clip(np.trace(carried) / size, *_LEFT)) if size > 0 else 1.0
+        scale = other.found.information_scale * np.linalg.norm(change, 2) ** 2 / left
+        total = total + carried / left / scale**2
         weight += 1 / scale**2
-        moved.append((other.found, change, shift))
+        moved.append((other.found, change / left, shift))
     scale = weight**-0.5
     values, vectors = np.linalg.eigh(total / weight)
     information = (vectors * np.maximum(values, 0)) @ vectors.T

@@ -26,6 +26,7 @@ from numpyro_dp.preparation.derivatives import (
     SCALE_GRID,
     Bounds,
     Frame,
+    centred_scores,
     has_kinks,
     without_apart,
 )
@@ -257,6 +258,46 @@ def test_centred_scores_answer_as_the_information_of_clipped_ones_says(x64):
     assert np.mean(told) < 0.9  # of an unclipped one
 
 
+def lever_survey(n, away):
+    """A regression in which 2% of the rows alone inform the last coefficient, which is `away` from the centre."""
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(n, M)) * np.array([1, 1, 0])
+    X[: n // 50, 2] = 1.0
+    sd = 1 / np.sqrt(np.sum(X**2, 0))
+    phi = np.array([0.5, -0.5, 0.2])
+    y = X @ (phi + [0, 0, away * sd[2]]) + rng.normal(size=n)
+    return survey_of((X, y), linear, power=1.0), Frame(phi, np.diag(sd))
+
+
+@pytest.mark.statistical
+def test_scores_answer_as_the_information_says_where_few_rows_of_which_it_is_clipped_inform_a_direction(x64):
+    n, away = 200_000, 20.0
+    survey, frame = lever_survey(n, away)
+    tight = Bounds(2.6 * math.sqrt(M / n), 3 * M / n)
+    found = survey.derivatives(of_derivatives(), frame, tight, SHARE)
+    assert found.information[2, 2] < 0.3
+    assert abs(found.score[2] / away - found.information[2, 2]) < 0.1 * found.information[2, 2]
+    # The same rows with a score that is not shortened with the information would lead three times as far.
+    loose = survey.derivatives(of_derivatives(), frame, Bounds(tight.score, 1.0), SHARE)
+    assert loose.score[2] / away > 3 * found.information[2, 2]
+
+
+def test_a_score_is_shortened_by_as_much_as_its_rows_information(x64):
+    X, y = table(MANY, seed=3)
+    bounds = Bounds(0.8, 0.4)
+    found = with_rows(large_survey(), (X, y)).derivatives(of_derivatives(), FRAME, bounds, SHARE)
+    rows = jnp.asarray(X)[:, None], jnp.asarray(y)[:, None], jnp.arange(MANY)[:, None]
+
+    def one(X, y, number):
+        return centred_scores(large_survey().cut, FRAME, jnp.asarray(bounds.score), (X, y), number[0])
+
+    each = jax.jit(jax.vmap(one))(*rows)
+    weights = np.minimum(1, bounds.information / np.linalg.norm(each.information, axis=(1, 2)))
+    assert 0.1 < np.mean(weights < 1) < 0.9
+    expected = POWER * np.sum(weights[:, None] * clipped(np.asarray(each.score), bounds.score), 0)
+    np.testing.assert_allclose(found.score, expected, rtol=1e-4, atol=0.1)
+
+
 # -- Rises -------------------------------------------------------------------------------------------------------------
 
 
@@ -347,7 +388,7 @@ def test_slopes_are_quantiles_of_root_mean_squares(x64):
 
 def look(survey, frame, bound, points, smallest, threshold):
     draws = searches(CURVE_GRID.num_counts), draw(3 + len(points))
-    return survey.fit(*draws, frame, bound, points, smallest, threshold)
+    return survey.fit(*draws, frame, Bounds(bound, 1e9), points, smallest, threshold)
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
