@@ -6,8 +6,9 @@ If the whole budget went into one Gaussian sum of clipped row gradients, centred
 whitened coordinates, with the clip bound that serves best, the posterior's place would still be off: by the noise, and
 by the information that the clip takes. No search, no release of curvature; whoever releases one clipped sum can do no
 better. With g a row's gradient in coordinates in which the posterior has variance 1, c the same clipped at C, P the
-prior's precision there, ``B = sum c g' + P`` and ``V = sum c c'``, the error of the mean has the covariance ``(2 C)^2 /
-(2 rho) B^-1 B^-T`` plus what ``B^-1 V B^-T`` is above ``sum g g'``; printed is the root of its mean variance, in exact
+prior's precision there, ``B = sum c g'`` and ``V = sum c c'``, whoever sees the sum with noise of variance ``s^2 = (2
+C)^2 / (2 rho)`` knows the parameters with the precision ``L = P + B' (V + s^2)^-1 B``, and their posterior mean is off
+from the exact one by the covariance ``L^-1 - (P + sum g g')^-1``; printed is the root of its mean variance, in exact
 posterior standard deviations. Replace-one.
 """
 
@@ -29,18 +30,17 @@ def limit(scores: np.ndarray, precision: np.ndarray, rho: float) -> float:
     n, m = scores.shape
     white = scores @ np.linalg.cholesky(np.linalg.inv(precision))
     norms = np.linalg.norm(white, axis=1)
-    # Of the rows' information and the prior's, the sum is 1; rows that are not as the model says have more of their own.
-    values, vectors = np.linalg.eigh(np.eye(m) - white.T @ white)
+    information = white.T @ white
+    # The posterior's precision is 1 here. Rows that are not as the model says may seem to have more of their own.
+    values, vectors = np.linalg.eigh(np.eye(m) - information)
     prior = (vectors * np.maximum(values, 1e-9)) @ vectors.T
+    exact = np.trace(np.linalg.inv(prior + information))
     errors = []
     for bound in np.sqrt(m / n) * np.geomspace(0.2, 6, 60):
         clipped = white * np.minimum(1, bound / np.maximum(norms, 1e-30))[:, None]
-        inverse = np.linalg.inv(clipped.T @ white + prior)
-        noise = (2 * bound) ** 2 / (2 * rho) * inverse @ inverse.T
-        kept = inverse @ (clipped.T @ clipped) @ inverse.T
-        whole = np.linalg.inv(white.T @ white + prior)
-        lost = np.trace(kept) - np.trace(whole @ white.T @ white @ whole)
-        errors.append(np.sqrt((np.trace(noise) + max(lost, 0.0)) / m))
+        answer, noise = clipped.T @ white, (2 * bound) ** 2 / (2 * rho) * np.eye(m)
+        known = prior + answer.T @ np.linalg.solve(clipped.T @ clipped + noise, answer)
+        errors.append(np.sqrt(max(np.trace(np.linalg.inv(known)) - exact, 0.0) / m))
     return float(min(errors))
 
 
