@@ -47,6 +47,8 @@ _MOST_EXCEEDING = 0.25
 """Where the noise would not let fewer rows exceed a bound, nobody searches for it."""
 _LEFT = (0.2, 5.0)
 """Of what a release tells here, so much may one elsewhere tell."""
+_CLEARLY_LEFT = 4.0
+"""Standard deviations of noise beyond which it is believed to tell more or less."""
 _MOST_BY_NOISE = 3.0
 """Standard deviations of a step's square by which noise makes it longer, at most."""
 
@@ -203,16 +205,16 @@ def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:
     """
     found = here.found
     m = len(found.score)
-    size = float(np.trace(found.information))
     weight, total = 1 / found.information_scale**2, found.information / found.information_scale**2
     moved = []
     for other in earlier:
         # In their coordinates a point is other.whitening @ v: v = change @ u, up to the shift.
         change = np.linalg.solve(other.frame.whitening, here.frame.whitening)
         shift = np.linalg.solve(here.frame.whitening, np.asarray(other.frame.center) - here.frame.center)
-        carried = change.T @ other.found.information @ change
-        left = float(np.clip(np.trace(carried) / size, *_LEFT)) if size > 0 else 1.0
-        scale = other.found.information_scale * np.linalg.norm(change, 2) ** 2 / left
+        carried, scale = change.T @ other.found.information @ change, other.found.information_scale
+        scale *= np.linalg.norm(change, 2) ** 2
+        left = _left(carried, scale, found)
+        scale /= left
         total = total + carried / left / scale**2
         weight += 1 / scale**2
         moved.append((other.found, change / left, shift))
@@ -230,6 +232,16 @@ def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:
         score = score + other_precision @ (change.T @ released.score + information @ shift)
     covariance = np.linalg.inv(precision)
     return Surrogate(here.frame, covariance @ score, covariance, information, float(scale))
+
+
+def _left(carried: np.ndarray, scale: float, found: Derivatives) -> float:
+    """Of an information, how much of it another release has, if that differs by more than noise explains."""
+    size, spread = float(np.trace(found.information)), math.sqrt(len(found.score))
+    if not size > 0:
+        return 1.0
+    left = float(np.clip(np.trace(carried) / size, *_LEFT))
+    noise = spread * math.hypot(scale, left * found.information_scale) / size
+    return left if abs(left - 1) > _CLEARLY_LEFT * noise else 1.0
 
 
 def recentred(surrogate: Surrogate, prior: NormalPrior) -> Frame:

@@ -183,6 +183,19 @@ def test_releases_combine_as_normal_laws_do():
     assert found.frame is here
 
 
+def test_what_tighter_bounds_have_left_counts_as_if_they_had_left_all():
+    """Half of the score and of the information: as it stands, it would draw the mode towards where it was released."""
+    here, there = frame_near(PLACE + 0.01), frame_near(PLACE - 0.1)
+    rng = np.random.default_rng(1)
+    one, other = released(rng, here, 1e-3, 1e-4), released(rng, there, 1e-3, 1e-4)
+    found = other.found._replace(score=other.found.score / 2, information=other.found.information / 2)
+    surrogate = combine(one, [other._replace(found=found)])
+    mode = here.center + np.asarray(here.whitening) @ np.linalg.solve(surrogate.curvature, surrogate.score)
+    np.testing.assert_allclose(mode, PLACE, atol=1e-3)
+    np.testing.assert_allclose(surrogate.curvature, derivatives(here)[1], rtol=1e-2)
+    np.testing.assert_allclose(surrogate.score_covariance, np.eye(M) * 1e-6 / (1 + 0.25), rtol=0.05, atol=1e-8)
+
+
 def test_an_information_from_a_narrower_frame_is_as_much_noisier_as_it_is_larger():
     here, there = frame_near(PLACE), frame_near(PLACE)
     there = there._replace(whitening=there.whitening / 2)
