@@ -47,7 +47,7 @@ _MOST_EXCEEDING = 0.25
 """Where the noise would not let fewer rows exceed a bound, nobody searches for it."""
 _LEFT = (0.2, 5.0)
 """Of what a release tells here, so much may one elsewhere tell."""
-_CLEARLY_LEFT = 4.0
+_CLEARLY_LEFT = 5.0
 """Standard deviations of noise beyond which it is believed to tell more or less."""
 _MOST_BY_NOISE = 3.0
 """Standard deviations of a step's square by which noise makes it longer, at most."""

@@ -52,6 +52,8 @@ _INFORMATION_ROOM = 2.0
 """Over that, for the information: its norms vary as the squares of the gradients'."""
 _QUIET = 1.0
 """Edge of the information's noise above which no bound of it is raised further: it would shorten every step."""
+_SCORE_OF_INFORMATION = 2.0
+"""Over the root of the information's bound: where that is exceeded, scores are shortened, and few are longer."""
 _SCORE_ROOM = 1.2
 """Over the root mean square of a row's norm in a frame that is right, where bounds are not searched for."""
 _STEP_FLOOR = 0.5
@@ -297,9 +299,12 @@ def _release(
         least = 2.0**-16 * np.array([typical, typical**2])
         score, information = survey.bounds(draws["bounds"], frame, least, _UNSEEN * n)
         # Where few rows say most (a rare outcome), typical ones say little: no bound is below that of a right frame.
-        quiet = _QUIET * math.sqrt(prices.derivatives / (8 * m)) / survey.power  # `noise_edge` of twice half the price
-        information = min(_INFORMATION_ROOM * information, max(quiet, _INFORMATION_ROOM * typical**2))
-        bounds = Bounds(max(score, typical), max(information, typical**2))
+        score, information = max(score, typical), max(_INFORMATION_ROOM * information, typical**2)
+        if survey.centres:  # what is taken from the information is taken from the score, too
+            quiet = _QUIET * math.sqrt(prices.derivatives / (8 * m)) / survey.power  # half of the price pays for it
+            information = min(information, max(quiet, _INFORMATION_ROOM * typical**2))
+            score = min(score, _SCORE_OF_INFORMATION * math.sqrt(information))
+        bounds = Bounds(score, information)
     return bounds, survey.derivatives(only(draws["derivatives"]), frame, bounds, 0.5)
 
 
