@@ -150,7 +150,9 @@ MOST_UNRESOLVED = 1.0
 """Up to that, noise-aware intervals cover: see `numpyro_dp.preparation.surrogate`."""
 CLEAR = 4.0
 """Standard deviations of the noise that a number must be away from where it should be."""
-CLEAR_OUTLYING = 3.3
+CLEAR_OUTLYING = 2.8
+"""Of the count of outlying rows, which says something only if there are more than expected. At n * eps = 10,000, 3% of
+gross outliers are some 4 standard deviations."""
 MOST_SURPRISING = 0.005
 MOST_CURVED = 1.0
 MOST_VARIED = 2.0
@@ -175,7 +177,7 @@ def reasons(check: Check) -> list[str]:
         ("far further out than what it draws", check.outlying, check.outlying_noise, CLEAR_OUTLYING),
     ]
     for what, share, noise, clear in surprises:
-        if share is not None and abs(share) > max(clear * noise, MOST_SURPRISING):
+        if share is not None and abs(share) > max(clear * noise, MOST_SURPRISING) and (share > 0 or what == "clipped"):
             found.append(
                 f"the rows are not as the model says: {abs(share):.1%} {'more' if share > 0 else 'fewer'} of them than "
                 f"it expects are {what} (noise of that count {noise:.1%}). What the clip takes from them moves the "

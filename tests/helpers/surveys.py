@@ -194,12 +194,12 @@ class Parabola:
         scales = self._noise(draw) * math.sqrt(len(ends)) * np.asarray(bounds)
         return np.clip(rises, -self.n * bounds, self.n * bounds) + scales * self._rng.normal(size=len(ends)), scales
 
-    def fit(self, search, draw, frame, bound, points, smallest, threshold):
+    def fit(self, search, draw, frame, bounds, points, smallest, threshold):
         """As if nothing were clipped, and no row surprising."""
         self.asked.append("fit")
         score, information = self.exact(frame)
         scale = self._noise(draw) * math.sqrt(4)
-        square, curve = bound**2 * scale / 2, 4 * smallest * scale
+        square, curve = bounds.score**2 * scale / 2, 4 * smallest * scale
         noise = self._rng.normal(size=3 + len(points))
         return Fit(
             clipped=scale * noise[0],
