@@ -347,7 +347,8 @@ def _is_drawable(fn: dist.Distribution) -> bool:
     """Whether NumPyro's sampler draws from the law that the density is of, and ends, whatever a row holds.
 
     Not of masked or censored laws, of which a draw is not what is seen; not of a user's own, of which nothing is known;
-    not of `BinomialProbs` (a probability above 1 in one row would keep everyone waiting for ever) or the hurdle laws.
+    not of `BinomialProbs` (a probability above 1 in one row would keep everyone waiting for ever) or the hurdle laws;
+    not of `AsymmetricLaplaceQuantile`, which is there for a quantile's check loss: hardly anyone's rows are its draws.
     """
     if type(fn) is dist.MixtureGeneral:
         return all(map(_is_drawable, fn.component_distributions))
