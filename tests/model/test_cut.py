@@ -309,6 +309,7 @@ _PREDICTORS = {
     "slopes": (lambda p, X, g: jnp.sum((p["b"][:2] + p["tau"] * p["gamma"][g]) * X[:, :2], 1), 2 * GROUPS),
     "column of picked": (lambda p, X, g: p["mu"] + p["tau"] * p["gamma"][g][:, 0] + X @ p["b"], 2 * GROUPS + 5),
     "crossed": (lambda p, X, g: p["mu"] + p["tau"] * p["eta"][g] + p["tau"] * p["eta"][g // 2], GROUPS + 1),
+    "two factors": (lambda p, X, g: p["tau"] * p["eta"][g] + p["mu"] * p["gamma"][g // 2, 0], 2 * GROUPS),
     "by two indices": (lambda p, X, g: p["mu"] + p["tau"] * p["gamma"][g, g % 2] + X @ p["b"], 2 * GROUPS + 3),
     "several of a row": (
         lambda p, X, g: p["mu"] + jnp.sum(p["tau"] * p["eta"][jnp.stack([g, g // 2], 1)], 1),
@@ -362,6 +363,7 @@ _APART = {
     "slopes": 4 * GROUPS * (GROUPS - 1),
     "column of picked": 4 * GROUPS * (GROUPS - 1),
     "crossed": 0,
+    "two factors": 2 * GROUPS * (GROUPS - 1),
     "by two indices": 0,
     "several of a row": 0,
     "by row": GROUPS * (GROUPS - 1),

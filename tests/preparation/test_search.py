@@ -201,6 +201,7 @@ ENOUGH = Round(
     "changes",
     [
         {"distance": 1.01 * expected_square(M, 0.5 * M)},
+        {"distance": 2 * M + 0.5 * M * (1.01 + 3 * math.sqrt(2 / M))},  # further than noise alone leads
         {"length": 1 / 8},
         {"noise": FINE_NOISE * M},
         {"edge": FINE_EDGE},
