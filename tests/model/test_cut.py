@@ -81,7 +81,7 @@ _SMALLER = {
     "hierarchical": 7,
     "non_centred": 7,
     "horseshoe": 3,
-    "crossed_effects": 8,
+    "crossed_effects": 7,
     "varying_slopes": 8,
     "transform_reparam": 1,
     "explicit_reparam": 1,
