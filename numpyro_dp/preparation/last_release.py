@@ -45,10 +45,10 @@ _LONGEST = 4.0
 """Gradients that decide on the bounds are so many times as long as those of normal covariates, at most."""
 _MOST_EXCEEDING = 0.25
 """Where the noise would not let fewer rows exceed a bound, nobody searches for it."""
-_LEFT = (0.2, 5.0)
-"""Of what a release tells here, so much may one elsewhere tell."""
+_LEAST_LEFT = 0.2
+"""Of what a release tells here, so much may one elsewhere tell; more only where the information differs by place."""
 _CLEARLY_LEFT = 5.0
-"""Standard deviations of noise beyond which it is believed to tell more or less."""
+"""Standard deviations of noise beyond which it is believed to tell less."""
 _MOST_BY_NOISE = 3.0
 """Standard deviations of a step's square by which noise makes it longer, at most."""
 
@@ -200,8 +200,8 @@ def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:
     """One surrogate in the frame of `here`, from releases in several frames, weighted by their precision.
 
     A score that was taken elsewhere is carried over with the information; what that may be wrong by is counted as
-    noise. Where tighter bounds left less of the score and of the information (or looser ones more), both count as if
-    they had left as much as here.
+    noise. Where tighter bounds left less of the score and of the information, both count as if they had left as much
+    as here.
     """
     found = here.found
     m = len(found.score)
@@ -213,7 +213,8 @@ def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:
         shift = np.linalg.solve(here.frame.whitening, np.asarray(other.frame.center) - here.frame.center)
         carried, scale = change.T @ other.found.information @ change, other.found.information_scale
         scale *= np.linalg.norm(change, 2) ** 2
-        left = _left(carried, scale, found)
+        is_tighter = float(other.bounds.information) < float(here.bounds.information)
+        left = _left(carried, scale, found) if is_tighter else 1.0
         scale /= left
         total = total + carried / left / scale**2
         weight += 1 / scale**2
@@ -235,11 +236,11 @@ def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:
 
 
 def _left(carried: np.ndarray, scale: float, found: Derivatives) -> float:
-    """Of an information, how much of it another release has, if that differs by more than noise explains."""
+    """Of an information, how much of it another release has, if that is less by more than noise explains."""
     size, spread = float(np.trace(found.information)), math.sqrt(len(found.score))
     if not size > 0:
         return 1.0
-    left = float(np.clip(np.trace(carried) / size, *_LEFT))
+    left = float(np.clip(np.trace(carried) / size, _LEAST_LEFT, 1.0))
     noise = spread * math.hypot(scale, left * found.information_scale) / size
     return left if abs(left - 1) > _CLEARLY_LEFT * noise else 1.0
 

@@ -189,7 +189,7 @@ def test_what_tighter_bounds_have_left_counts_as_if_they_had_left_all():
     rng = np.random.default_rng(1)
     one, other = released(rng, here, 1e-3, 1e-4), released(rng, there, 1e-3, 1e-4)
     found = other.found._replace(score=other.found.score / 2, information=other.found.information / 2)
-    surrogate = combine(one, [other._replace(found=found)])
+    surrogate = combine(one, [LastRelease(there, Bounds(0.5, 0.5), found)])
     mode = here.center + np.asarray(here.whitening) @ np.linalg.solve(surrogate.curvature, surrogate.score)
     np.testing.assert_allclose(mode, PLACE, atol=1e-3)
     np.testing.assert_allclose(surrogate.curvature, derivatives(here)[1], rtol=1e-2)
