@@ -156,6 +156,8 @@ gross outliers are some 4 standard deviations."""
 MOST_SURPRISING = 0.005
 MOST_CURVED = 1.0
 MOST_VARIED = 2.0
+LEAST_VARIED = 0.5
+"""Everyday models had .8 to 1.3. Of a table in which all outcomes are the same, or nearly, rows vary hardly at all."""
 
 
 def reasons(check: Check) -> list[str]:
@@ -190,6 +192,12 @@ def reasons(check: Check) -> list[str]:
             f"the rows' scores vary {check.variance:.1f} times as much as the model says (1 if it holds): intervals "
             "are too narrow for rows that are not as the model says, or the place is wrong. Another law or a larger "
             "eps would help"
+        )
+    if check.variance < LEAST_VARIED:
+        found.append(
+            f"the rows' scores vary only {check.variance:.1f} times as much as the model says (1 if it holds), as where "
+            "(nearly) all outcomes are the same: then the prior decides how far the parameters go, and the quadratic "
+            "that stands for the likelihood does not reach there. A narrower prior would help"
         )
     curve, noise = float(np.sqrt(np.mean(check.curve**2))), check.curve_noise
     excess = math.sqrt(max(curve**2 - noise**2, 0.0))
