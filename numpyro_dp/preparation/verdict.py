@@ -196,8 +196,8 @@ def reasons(check: Check) -> list[str]:
     if check.variance < LEAST_VARIED:
         found.append(
             f"the rows' scores vary only {check.variance:.1f} times as much as the model says (1 if it holds), as "
-            "where (nearly) all outcomes are the same: then the prior decides how far the parameters go, and the quadratic "
-            "that stands for the likelihood does not reach there. A narrower prior would help"
+            "where (nearly) all outcomes are the same: then the prior decides how far the parameters go, and the "
+            "quadratic that stands for the likelihood does not reach there. A narrower prior would help"
         )
     curve, noise = float(np.sqrt(np.mean(check.curve**2))), check.curve_noise
     excess = math.sqrt(max(curve**2 - noise**2, 0.0))
