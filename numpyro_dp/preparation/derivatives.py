@@ -81,7 +81,7 @@ class Fit(NamedTuple):
     :ivar clipped: rows whose gradient was clipped, less those that the model expects.
     :ivar outlying: rows whose gradient is far longer than those of outcomes that the model draws for them, less those
         that the model expects.
-    :ivar square: of the clipped gradients' norms.
+    :ivar square: of the norms of the clipped gradients, where they are centred shortened as in a release.
     :ivar curve: at each of the points, by how much the log likelihood is above the quadratic of its tangent and of the
         information at 0, nothing of which is clipped; tempered, shape (k,).
     :ivar clipped_scale, outlying_scale, square_scale, curve_scale: standard deviations of the noise.
