@@ -79,7 +79,8 @@ def test_a_bad_table_is_never_off_in_silence(name):
     private, draws = np.asarray(mcmc.get_samples()["b"], float), np.asarray(exact.get_samples()["b"], float)
     assert np.isfinite(private).all()
     low, high = np.quantile(private, [0.05, 0.95], axis=0)
-    away = np.abs(private.mean(0) - draws.mean(0)) / private.std(0)
+    # A constant outcome makes a posterior that is narrower than float32 can tell apart: a chain may stand still.
+    away = np.abs(private.mean(0) - draws.mean(0)) / np.maximum(private.std(0), 1e-30)
     is_off = away.max() > 4 or np.mean((draws >= low) & (draws <= high)) < 0.6
     assert not (is_off and mcmc.privacy.posterior.trusted), (away, mcmc.privacy.posterior)
     if name in ("sound", "prior without spread", "column of zeros"):
