@@ -42,10 +42,12 @@ from numpyro_dp.kernels.barker_correction import (
     exponential_correction,
     logistic_correction,
 )
-from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Step, Transition, only
+from numpyro_dp.kernels.base import MetropolisOptions, Step, Transition, only
+from numpyro_dp.kernels.prepared import PreparedKernel, prepare_own_chain, without_preparation
 from numpyro_dp.kernels.random_walk import RandomWalk
 from numpyro_dp.kernels.target import Draw, PrivateTarget
 from numpyro_dp.mechanisms import BarkerBatch, LogisticBit, Mechanism, bounds_per_row
+from numpyro_dp.preparation import Preparation
 from numpyro_dp.subsampling import AllRows, Batches, FixedBatches
 
 CORRECTIONS: dict[str, Callable[[float], Correction | ExponentialCorrection]] = {
@@ -58,7 +60,7 @@ LARGEST_BATCH_SHARE = 0.9
 """How much of the test's standard deviation a batch may bring at most."""
 
 
-class DPBarker(RandomWalk, DPKernel):
+class DPBarker(RandomWalk, PreparedKernel):
     """Differentially private random-walk MCMC with Barker's test.
 
     **Formal guarantee.** All chains and all iterations, warmup and rejections included, are ``(eps, delta)``-DP under
@@ -66,6 +68,9 @@ class DPBarker(RandomWalk, DPKernel):
     the sensitivity (see `LogisticBit`), or which is read off a Gaussian release (`Gaussian`, `BarkerBatch`: Theorems 1
     and 2 of Heikkilä et al. 2019, with the tighter bounds of `numpyro_dp.mechanisms`).
 
+    :param prepare: True or a `numpyro_dp.Preparation` for a private search before the chain starts, for 30% of the
+        budget. It finds where the chain starts, coordinates in which the posterior is about N(0, I), the clip bound and
+        a first step size. Then neither `clip_ratio` nor `step_size`, mass matrix or owners may be given.
     :param model, eps, delta, one_component, guided, step_size: as for `DPPenalty`. Whatever the step size, jumps are
         shortened to the largest distance at which rows of slope `clip_ratio` are not clipped.
     :param clip_ratio: largest change of one row's log density per unit of distance in unconstrained space that is
@@ -82,12 +87,15 @@ class DPBarker(RandomWalk, DPKernel):
     in the log ratio, and `DPState.carry` holds the walk's directions.
     """
 
+    _has_own_chain = True
+
     def __init__(
         self,
         model: Callable,
         eps: float | None = None,
         delta: float | None = None,
         *,
+        prepare: Preparation | bool = False,
         clip_ratio: float | None = None,
         variance: float | None = None,
         correction: str = "exponential",
@@ -98,11 +106,14 @@ class DPBarker(RandomWalk, DPKernel):
         noise_multiplier_ratio: float | None = None,
         **options: Unpack[MetropolisOptions],
     ):
+        plain = {"clip_ratio": clip_ratio, "step_size": step_size}
+        preparation = prepare_own_chain(prepare, eps, plain | without_preparation(options))
         options.setdefault("target_accept_prob", 0.35)
         super().__init__(
             model,
             eps,
             delta,
+            prepare=preparation,
             noise_multipliers={"ratio": noise_multiplier_ratio},
             clips={"ratio": clip_ratio},
             batch_size=FixedBatches(batch_size) if isinstance(batch_size, int) else batch_size,

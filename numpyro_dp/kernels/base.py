@@ -786,14 +786,19 @@ class DPKernel(MCMCKernel, Algorithm):
             raise ValueError(f"n0 is {self._n0:g}, more than the {num_rows} rows: give at most as many")
         return self._n0 / num_rows
 
-    def _target(self, separated: SeparableModel, args: tuple, kwargs: dict) -> PrivateTarget:
+    def _target(
+        self, separated: SeparableModel, args: tuple, kwargs: dict, batches: Batches | None = None
+    ) -> PrivateTarget:
+        """
+        :param batches: of its releases, if they are not the kernel's own.
+        """
         return PrivateTarget(
             separated,
             args,
             kwargs,
             neighboring_relation=self._neighboring_relation,
             power=self._power(separated.num_rows),
-            batches=self._batches,
+            batches=self._batches if batches is None else batches,
             owners=self._owners,
             private=self._ledger.plan.private,
             layout=self._layout,

@@ -31,6 +31,7 @@ from numpyro_dp.kernels.penalty_test import accept_with_penalty
 from numpyro_dp.kernels.random_walk import RandomWalk
 from numpyro_dp.kernels.target import PrivateTarget
 from numpyro_dp.model import SeparableModel
+from numpyro_dp.subsampling import Batches
 
 
 class DPExponentialFamily(RandomWalk, DPKernel):
@@ -115,8 +116,10 @@ class DPExponentialFamily(RandomWalk, DPKernel):
         of_z = [(family.natural_parameters, (z,)), (family.log_partition, (z,))]
         return [prior, (density, (z, rows)), (family.statistic, (rows,)), *of_z]
 
-    def _target(self, separated: SeparableModel, args: tuple, kwargs: dict) -> PrivateTarget:
-        target = super()._target(separated, args, kwargs)
+    def _target(
+        self, separated: SeparableModel, args: tuple, kwargs: dict, batches: Batches | None = None
+    ) -> PrivateTarget:
+        target = super()._target(separated, args, kwargs, batches)
         target.prepare_statistics(self._known_family, counted=self._counts_rows)
         return target
 

@@ -20,28 +20,32 @@ from jax import random
 from numpyro.infer.initialization import init_to_sample
 from numpyro.util import is_prng_key
 
-from numpyro_dp.accounting import noise_multiplier_for
+from numpyro_dp.accounting import gaussian_rho, noise_multiplier_for
 from numpyro_dp.cut import Cut, find_cut
 from numpyro_dp.kernels.base import Algorithm, DPKernel, DPState
-from numpyro_dp.kernels.target import Grid
+from numpyro_dp.kernels.target import Grid, PrivateTarget
 from numpyro_dp.ledger import PrivacyBudgetError, Releases, Wanted
 from numpyro_dp.mechanisms import Gaussian, Mechanism, bounds_per_row
 from numpyro_dp.model import SeparableModel
-from numpyro_dp.preparation.chains import CHAINS, Chain, Prepared
+from numpyro_dp.preparation.chains import CHAINS, Chain, OwnChain, Prepared
 from numpyro_dp.preparation.derivatives import Survey, has_kinks, is_centred
 from numpyro_dp.preparation.fund import RESERVE, Fund, Wish
 from numpyro_dp.preparation.last_release import last_releases, recentred
 from numpyro_dp.preparation.options import Preparation, require_hope, warn_if_blurred
+from numpyro_dp.preparation.row_slopes import find_slope
 from numpyro_dp.preparation.search import Found, NormalPrior, place_of, rough_normal, search
 from numpyro_dp.preparation.start import start_near
 from numpyro_dp.preparation.verdict import FIT_SHARE, check, find_mirror, reasons, unmixed
 from numpyro_dp.report import PosteriorWarning
 from numpyro_dp.sharding import Layout
+from numpyro_dp.subsampling import ALL_ROWS, Batches
 from numpyro_dp.symmetry import Symmetry, find_symmetries
 from numpyro_dp.synthetic import synthetic_rows
 
 SLOPE_GRID = Grid(2.0**0.5, 6)
 PRIOR_DRAWS = 1000
+OWN_SHARE = 0.3
+"""Of the budget, for the preparation of a kernel that goes on with its own chain."""
 
 
 _BEGUN = (
@@ -75,10 +79,13 @@ class PreparedKernel(DPKernel):
     :param noise_aware: whether draws carry the uncertainty that one-off noise adds (mode "surrogate").
     """
 
+    _has_own_chain = False
+    """Whether the kernel goes on with its own algorithm, in the coordinates that were found."""
+
     def __init__(self, *args: Any, prepare: Preparation | None, noise_aware: bool = True, **options: Any):
         self._preparation, self._noise_aware = prepare, noise_aware
         self._strategy_given = options.get("init_strategy") is not None
-        self._chain: Chain | None = None
+        self._chain: Chain | OwnChain | None = None
         self._public: list | None = None  # the public arguments that it was prepared with
         self._public_hash: str | None = ""  # of them, for whoever resumes a pickled kernel
         self._result: Prepared | None = None
@@ -94,23 +101,46 @@ class PreparedKernel(DPKernel):
     def _algorithm(self) -> Algorithm:
         if self._preparation is None:
             return self
-        return _NotYet() if self._chain is None else self._chain
+        return self._chain or _NotYet(self if self._has_own_chain else None)
 
     # -- The budget --------------------------------------------------------------------------------------------------
 
     def _wanted(self, num_rows: int, num_iterations: int, num_chains: int) -> dict[str, Wanted]:
         if self._preparation is None:
             return super()._wanted(num_rows, num_iterations, num_chains)
-        return {RESERVE: Wanted(_gaussian, (1,))}
+        if not self._has_own_chain:
+            return {RESERVE: Wanted(_gaussian, (1,))}
+        # Its price is fixed beforehand: what noise the chain's releases then need follows from what is left.
+        rho = OWN_SHARE * gaussian_rho(cast(float, self._eps), 0.1 / num_rows if self._delta is None else self._delta)
+        reserve = Gaussian(noise_multiplier_for(rho, 1))
+        own = super()._wanted(num_rows, num_iterations, num_chains)
+        own = {kind: wanted._replace(share=(1 - OWN_SHARE) * wanted.share) for kind, wanted in own.items()}
+        return {RESERVE: Wanted(lambda _: (reserve,), (1,), OWN_SHARE), **own}
+
+    def _target(
+        self, separated: SeparableModel, args: tuple, kwargs: dict, batches: Batches | None = None
+    ) -> PrivateTarget:
+        target = super()._target(separated, args, kwargs, batches)
+        return target.of(self._chain.parameters) if isinstance(self._chain, OwnChain) else target
+
+    def _initial_step_size(self, num_rows: int) -> float:
+        if not isinstance(self._chain, OwnChain):
+            return super()._initial_step_size(num_rows)
+        return 2.38 / math.sqrt(len(self._chain.prepared.start))  # of a walk on N(0, I)
 
     def _describe_clip(self, kind: str) -> str:
-        if self._preparation is None:
+        if self._preparation is None or (self._has_own_chain and kind in self._clips):
             return super()._describe_clip(kind)
         return _CLIPS.get(kind, "")
 
     def _describe_exactness(self) -> str:
         if self._preparation is None:
             return super()._describe_exactness()
+        if self._has_own_chain:
+            return (
+                f"clip bounds, coordinates and step sizes were found privately; in these coordinates, "
+                f"{super()._describe_exactness()}"
+            )
         where = {
             "surrogate": "the log likelihood is close to a quadratic in the coordinates of the release, and few rows' "
             "gradients are clipped",
@@ -131,6 +161,8 @@ class PreparedKernel(DPKernel):
             return super()._describe_posterior()
         if self._result is None:
             return "none: the preparation did not end"
+        if self._has_own_chain:
+            return f"{super()._describe_posterior()}. It moves in whitened coordinates that were found privately"
         result = self._result
         aware = "noise-aware" if self._noise_aware else "plug-in (its noise is ignored)"
         released = f"the exact prior times a {aware} quadratic likelihood that was released once"
@@ -147,6 +179,11 @@ class PreparedKernel(DPKernel):
         if self._result is None:
             return ["the preparation did not end"]
         found = [] if self._result.check is None else reasons(self._result.check)
+        if not self._result.has_arrived:
+            found.append(
+                "the search had not arrived: its last step was longer than noise explains. A larger eps, fewer "
+                "parameters, or a public start and scales (`Preparation`) would help"
+            )
         if (mirror := self._result.mirror) is not None:
             apart = f"about {mirror.distance:.0f}" if mirror.distance < 1000 else "more than 1,000"
             is_same = abs(math.log(mirror.odds)) < 0.05
@@ -249,10 +286,11 @@ class PreparedKernel(DPKernel):
         if not options.force and plan.num_rows is not None:
             rho, counted = Fund(self._ledger).left, plan.num_rows / self._power(separated.num_rows)
             require_hope(cut.size, counted, rho, options, plan.eps)
-            warn_if_blurred(cut.size, counted, rho, options, plan.eps)
+            if not self._has_own_chain:
+                warn_if_blurred(cut.size, counted, rho, options, plan.eps)
         self._ledger.require({RESERVE: 1}, 1, None, "the preparation")
         z_draws = self._prior_draws(separated, args, kwargs)
-        target = self._target(separated, args, kwargs)
+        target = self._target(separated, args, kwargs, ALL_ROWS)
         # Outcomes that are drawn tell the information, but only where rows have public places.
         is_smooth = is_centred(cut, target) or not _has_kinks(separated, args, kwargs, z_draws)
         survey = Survey(target, cut, is_smooth)
@@ -263,14 +301,18 @@ class PreparedKernel(DPKernel):
         near = rough_normal(_map(cut.coordinates, z_draws if guess is None else guess))
         if guess is None:
             near = near._replace(mean=_map(cut.coordinates, place_of(z_draws)[None])[0])
-        return _Search(options, survey, z_prior, prior, near, find_symmetries(separated, args, kwargs, z_draws))
+        symmetries = find_symmetries(separated, args, kwargs, z_draws)
+        of_row = separated.row_log_density(args, kwargs)
+        return _Search(options, survey, z_prior, prior, near, symmetries, target, of_row)
 
     def _search(self, begun: "_Search") -> Prepared:
         """Ask the table, and decide by its noisy answers."""
-        options, survey, z_prior, prior, near, symmetries = begun
+        options, survey, z_prior, prior, near, symmetries, *_ = begun
         fund, cut = Fund(self._ledger), survey.cut
         whole = fund.left
         found = search(survey, prior, near, fund, self._ledger.plan.num_rows)
+        if self._has_own_chain:
+            return self._own(begun, fund, found)
         if options.mode == "walk":
             return self._walk(begun, fund, found)
         surrogates, stages = last_releases(survey, found, prior, fund, fund.left - FIT_SHARE * whole)
@@ -321,9 +363,44 @@ class PreparedKernel(DPKernel):
             start,
             covariance,
             step=min(2.38 / math.sqrt(m), 2 / (noise * math.sqrt(m))),
+            has_arrived=found.has_arrived,
         )
 
-    def _make_chain(self, prepared: Prepared, cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict) -> Chain:
+    def _own(self, begun: "_Search", fund: Fund, found: Found) -> Prepared:
+        """Coordinates and clip bound of the kernel's own chain; what is left of the reserve pays for the bound."""
+        start, covariance = start_near(begun.survey.cut, found.frame, begun.z_prior)
+        names = begun.survey.cut.names
+        prepared = Prepared(
+            "own",
+            names,
+            found.frame,
+            len(found.rounds),
+            None,
+            None,
+            None,
+            None,
+            start,
+            covariance,
+            has_arrived=found.has_arrived,
+        )
+        chain = OwnChain(prepared, self)
+        (kind,) = self._clips
+        slope = find_slope(
+            begun.target,
+            lambda y, row: begun.row_log_density(chain.parameters(y), row),
+            len(start),
+            kind,
+            fund,
+            found.num_rows,
+        )
+        self._clips, self._default_clips = {kind: slope}, ()
+        return prepared._replace(slope=slope)
+
+    def _make_chain(
+        self, prepared: Prepared, cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict
+    ) -> Chain | OwnChain:
+        if self._has_own_chain:
+            return OwnChain(prepared, self)
         power = self._power(separated.num_rows)
         return CHAINS[prepared.mode](prepared, cut, separated.log_prior(args, kwargs), self._noise_aware, power)
 
@@ -408,6 +485,8 @@ class _Search(NamedTuple):
     :ivar z_prior, prior: in unconstrained parameters, and in the cut's coordinates.
     :ivar near: where to start, in the latter.
     :ivar symmetries: of the joint density.
+    :ivar target: on all rows.
+    :ivar row_log_density: of unconstrained parameters and a row.
     """
 
     options: Preparation
@@ -416,6 +495,8 @@ class _Search(NamedTuple):
     prior: NormalPrior
     near: NormalPrior
     symmetries: list[Symmetry]
+    target: PrivateTarget
+    row_log_density: Callable[[jax.Array, tuple], jax.Array]
 
 
 def _now() -> AbstractContextManager:
@@ -446,10 +527,13 @@ def _has_kinks(separated: SeparableModel, args: tuple, kwargs: dict, z_draws: np
 
 
 class _NotYet(Algorithm):
-    """In the place of the chain that the preparation will choose."""
+    """In the place of the chain that the preparation will choose, or for which it will find coordinates (`own`)."""
+
+    def __init__(self, own: Algorithm | None):
+        self._own = own
 
     def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
-        return {}
+        return self._own._releases(num_iterations, num_chains, resumed) if self._own else {}
 
     def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         raise RuntimeError("the kernel is not prepared: call `init` first, or use it in an MCMC")
@@ -504,6 +588,16 @@ def resolve_preparation(prepare: "Preparation | bool | None", eps: float | None,
     if prepare is not True and not isinstance(prepare, Preparation):
         raise TypeError(f"prepare must be True, False, None or a Preparation, got {prepare!r}")
     return Preparation() if prepare is True else prepare
+
+
+def prepare_own_chain(prepare: Preparation | bool, eps: float | None, plain: Mapping) -> Preparation | None:
+    """The same of a kernel that goes on with its own chain, whose default is no preparation."""
+    preparation = resolve_preparation(False if prepare is None else prepare, eps, plain)
+    if preparation is not None and preparation.mode is not None:
+        raise ValueError(
+            f"mode {preparation.mode!r} is for DPHMC and DPPenalty: this kernel goes on with its own chain"
+        )
+    return preparation
 
 
 def without_preparation(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ up until the next momentum is drawn. It is there for comparison.
 """
 
 from collections.abc import Callable
-from typing import Unpack
+from typing import Any, Unpack
 
 import jax
 from jax import lax, random
@@ -23,6 +23,7 @@ from jax import lax, random
 from numpyro_dp.kernels.base import KernelOptions
 from numpyro_dp.kernels.stochastic_gradient import StochasticGradientKernel, added_noise
 from numpyro_dp.kernels.target import Draw, Released
+from numpyro_dp.preparation import Preparation
 from numpyro_dp.subsampling import Batches
 
 
@@ -45,6 +46,7 @@ class DPSGHMC(StochasticGradientKernel):
         eps: float | None = None,
         delta: float | None = None,
         *,
+        prepare: Preparation | bool = False,
         clip_grad: float | None = None,
         step_size: float | Callable | None = None,
         num_steps: int = 10,
@@ -65,6 +67,7 @@ class DPSGHMC(StochasticGradientKernel):
             model,
             eps,
             delta,
+            prepare=prepare,
             clip_grad=clip_grad,
             step_size=step_size,
             batch_size=batch_size,
@@ -72,6 +75,9 @@ class DPSGHMC(StochasticGradientKernel):
             num_steps=num_steps,
             **options,
         )
+
+    def _in_units_of_width(self) -> dict[str, Any]:
+        return {"friction": self._friction, "gradient_noise": self._gradient_noise or None}
 
     def _friction_at(self, width: float) -> float:
         """What is left of the friction for privacy noise and added noise."""

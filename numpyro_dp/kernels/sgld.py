@@ -16,6 +16,7 @@ from jax import lax, random
 from numpyro_dp.kernels.base import KernelOptions
 from numpyro_dp.kernels.stochastic_gradient import StochasticGradientKernel, added_noise
 from numpyro_dp.kernels.target import Draw, Released
+from numpyro_dp.preparation import Preparation
 from numpyro_dp.subsampling import Batches
 
 
@@ -31,6 +32,9 @@ class DPSGLD(StochasticGradientKernel):
     gradients; see `numpyro_dp.kernels.stochastic_gradient`.
 
     :param model, eps, delta: as for `DPPenalty`.
+    :param prepare: True or a `numpyro_dp.Preparation` for a private search before the chain starts, for 30% of the
+        budget. It finds where the chain starts, coordinates in which the posterior is about N(0, I), the clip bound and
+        the step size. Then neither `clip_grad` nor `step_size`, friction, mass matrix or owners may be given.
     :param clip_grad: largest norm of one row's gradient, in unconstrained space, that is counted in full. Rows beyond
         it bias the posterior. Default 1, and the report says so.
     :param step_size: h, in units of the squared posterior width; a number, or a function of the iteration t = 1, 2, ...
@@ -50,6 +54,7 @@ class DPSGLD(StochasticGradientKernel):
         eps: float | None = None,
         delta: float | None = None,
         *,
+        prepare: Preparation | bool = False,
         clip_grad: float | None = None,
         step_size: float | Callable | None = None,
         batch_size: float | Batches | None = None,
@@ -61,6 +66,7 @@ class DPSGLD(StochasticGradientKernel):
             model,
             eps,
             delta,
+            prepare=prepare,
             clip_grad=clip_grad,
             step_size=step_size,
             batch_size=batch_size,

@@ -13,7 +13,7 @@ order in h, and steps of about 0.4 posterior widths diverge.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jax import lax, random
 from numpyro_dp.kernels.base import KernelOptions
 from numpyro_dp.kernels.stochastic_gradient import StochasticGradientKernel, added_noise
 from numpyro_dp.kernels.target import Draw, Released
+from numpyro_dp.preparation import Preparation
 from numpyro_dp.subsampling import Batches
 
 
@@ -55,6 +56,7 @@ class DPSGNHT(StochasticGradientKernel):
         eps: float | None = None,
         delta: float | None = None,
         *,
+        prepare: Preparation | bool = False,
         clip_grad: float | None = None,
         step_size: float | Callable | None = None,
         friction: float | None = None,
@@ -70,6 +72,7 @@ class DPSGNHT(StochasticGradientKernel):
             model,
             eps,
             delta,
+            prepare=prepare,
             clip_grad=clip_grad,
             step_size=step_size,
             batch_size=batch_size,
@@ -77,6 +80,9 @@ class DPSGNHT(StochasticGradientKernel):
             num_steps=num_steps,
             **options,
         )
+
+    def _in_units_of_width(self) -> dict[str, Any]:
+        return {"friction": self._friction}
 
     def _friction_at(self, width: float) -> float:
         return 1 / width if self._friction is None else self._friction

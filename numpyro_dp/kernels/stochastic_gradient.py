@@ -26,10 +26,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dp.clipping import OwnerIndex
-from numpyro_dp.kernels.base import DPKernel, KernelOptions, Step, Transition, only
+from numpyro_dp.kernels.base import KernelOptions, Step, Transition, only
+from numpyro_dp.kernels.prepared import PreparedKernel, prepare_own_chain, without_preparation
 from numpyro_dp.kernels.target import Draw, Released
 from numpyro_dp.ledger import Plan
 from numpyro_dp.mechanisms import Mechanism, bounds_per_row, size_is_public
+from numpyro_dp.preparation import Preparation
 from numpyro_dp.subsampling import AllRows, Batches
 
 MATCHED = "matched"
@@ -67,8 +69,10 @@ class Carry(NamedTuple):
     dynamics: Any
 
 
-class StochasticGradientKernel(DPKernel):
+class StochasticGradientKernel(PreparedKernel):
     """Base of `DPSGLD`, `DPSGNHT` and `DPSGHMC`; see there."""
+
+    _has_own_chain = True
 
     def __init__(
         self,
@@ -76,6 +80,7 @@ class StochasticGradientKernel(DPKernel):
         eps: float | None,
         delta: float | None,
         *,
+        prepare: Preparation | bool,
         clip_grad: float | None,
         step_size: float | Callable | None,
         batch_size: float | Batches | None,
@@ -93,10 +98,13 @@ class StochasticGradientKernel(DPKernel):
                 raise ValueError(f"noise_multiplier_grad={MATCHED!r} follows from the step size: give step_size")
         if not isinstance(num_steps, int) or num_steps < 1:
             raise ValueError(f"num_steps must be a positive integer, got {num_steps!r}")
+        plain = {"clip_grad": clip_grad, "step_size": step_size}
+        preparation = prepare_own_chain(prepare, eps, plain | self._in_units_of_width() | without_preparation(options))
         super().__init__(
             model,
             eps,
             delta,
+            prepare=preparation,
             noise_multipliers={"grad": 1.0 if self._match_noise else noise_multiplier_grad},  # type: ignore[dict-item]
             clips={"grad": clip_grad},
             batch_size=batch_size,
@@ -113,6 +121,10 @@ class StochasticGradientKernel(DPKernel):
         self._schedules: list[np.ndarray] = []
 
     # -- What a sampler defines --------------------------------------------------------------------------------------
+
+    def _in_units_of_width(self) -> dict[str, Any]:
+        """Arguments of the sampler's own that a preparation would change the meaning of; None where not given."""
+        return {}
 
     @abstractmethod
     def _friction_at(self, width: float) -> float:
@@ -142,7 +154,9 @@ class StochasticGradientKernel(DPKernel):
     # -- Step sizes and noise ----------------------------------------------------------------------------------------
 
     def _width(self, num_rows: int) -> float:
-        """Width of a posterior whose rows each have information of about 1."""
+        """Width of a posterior whose rows each have information of about 1; 1 in prepared coordinates."""
+        if self.prepared is not None:
+            return 1.0
         return 1 / math.sqrt(self._power(num_rows) * num_rows) if size_is_public(self._neighboring_relation) else 0.01
 
     def _schedule(self, num_iterations: int) -> np.ndarray | None:
@@ -214,6 +228,7 @@ class StochasticGradientKernel(DPKernel):
             )
 
     def _initial_step_size(self, num_rows: int) -> float:
+        """Of the first iteration, but for what the noise allows."""
         if callable(self._step_size):
             with jax.ensure_compile_time_eval():
                 return float(self._step_size(jnp.ones(())))

@@ -363,6 +363,16 @@ class PrivateTarget:
         (_, found), _ = jax.lax.scan(halve, start, draws)
         return bounds(found)
 
+    def of(self, parameters: Callable[[jax.Array], jax.Array]) -> "PrivateTarget":
+        """The same target of other parameters y, of which `parameters` gives z. A constant of their densities is left
+        out, so it must be affine.
+        """
+        other, density, log_prior = copy.copy(self), self._row_log_density, self.log_prior
+        other._row_log_density = lambda y, row: density(parameters(y), row)
+        other.log_prior = lambda y: log_prior(parameters(y))
+        other._sums = None
+        return other
+
     @property
     def rows(self) -> tuple[jax.Array, ...]:
         """The private arrays, for a program that takes them as arguments instead of holding them as constants."""

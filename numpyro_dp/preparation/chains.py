@@ -1,4 +1,4 @@
-"""The two chains that may follow a private preparation.
+"""The chains that may follow a private preparation.
 
 ===========  ==============================================  =============================================  ==========
 mode         chain                                           target                                         draws cost
@@ -7,6 +7,8 @@ mode         chain                                           target             
                                                              the release says about z
 "walk"       random walk in whitened coordinates, penalty    the posterior                                  each one
              test on the noisy log ratio
+"own"        the kernel's own (DPBarker and those without a  the posterior, as far as the kernel has it     each one
+             test), in whitened coordinates
 ===========  ==============================================  =============================================  ==========
 
 Where no row's ratio is clipped, the test of a walk leaves its target invariant exactly. The target of "surrogate"
@@ -20,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
+from jax.scipy.linalg import solve_triangular
 from numpyro.infer.hmc import hmc
 
 from numpyro_dp.cut import Cut
@@ -33,20 +36,23 @@ from numpyro_dp.preparation.verdict import Check, Mirror
 class Prepared(NamedTuple):
     """What a preparation has found. Released as a whole.
 
-    :ivar mode: "surrogate" or "walk"; see `numpyro_dp.preparation.chains`.
+    :ivar mode: "surrogate", "walk" or "own"; see `numpyro_dp.preparation.chains`.
     :ivar coordinates: names of the coordinates in which the parameters meet the data.
     :ivar frame: in which the posterior is about N(0, I).
     :ivar rounds: of the search.
-    :ivar surrogate: the released likelihood, or None in mode "walk".
-    :ivar check: what the rows said about it; None in mode "walk", and for one that was made by hand.
-    :ivar bounds: clip bounds of the rows' gradients and information in the last release; None in mode "walk".
-    :ivar slope: clip bound of a row's log ratio, per unit of distance; None in mode "surrogate".
+    :ivar surrogate: the released likelihood; None in other modes than "surrogate", as `check` and `bounds`.
+    :ivar check: what the rows said about it; None, too, for one that was made by hand.
+    :ivar bounds: clip bounds of the rows' gradients and information in the last release.
+    :ivar slope: clip bound of a row's log ratio, per unit of distance in whitened coordinates, or of its gradient
+        there; None in mode "surrogate".
     :ivar start: unconstrained parameters near the posterior, shape (d,).
     :ivar covariance: about the posterior's, shape (d, d); from prior and frame.
     :ivar step: length of a walk's proposals, in posterior standard deviations.
     :ivar centred: whether the rows' gradients, of which the surrogate's is made, were centred before the clip by those
         of outcomes drawn from the model.
-    :ivar mirror: another hump of the posterior, of which the draws show nothing; None if none was found, and in "walk".
+    :ivar mirror: another hump of the posterior, of which the draws show nothing; None if none was found, and where
+        there is no surrogate.
+    :ivar has_arrived: whether the search ended with a step of no significance; of a surrogate `check` says it.
     """
 
     mode: str
@@ -62,6 +68,7 @@ class Prepared(NamedTuple):
     step: float = 1.0
     centred: bool = False
     mirror: Mirror | None = None
+    has_arrived: bool = True
 
 
 class Chain(Algorithm):
@@ -191,6 +198,43 @@ class WalkChain(Chain):
         public = self._log_prior(z_new) - self._log_prior(z)
         accepted, accept_prob, scale = accept_with_penalty(accept_key, ratio + public, scale, z_new)
         return Transition(jnp.where(accepted, z_new, z), accepted, accept_prob, scale, step.carry)
+
+
+class OwnChain(Algorithm):
+    """A kernel's own algorithm in coordinates y, ``z = start + root @ y``, in which the posterior is about N(0, I).
+
+    :param algorithm: the kernel, whose target is in y (`PrivateTarget.of`).
+    """
+
+    def __init__(self, prepared: Prepared, algorithm: Algorithm):
+        self.prepared, self._algorithm = prepared, algorithm
+        self._root = np.linalg.cholesky(prepared.covariance)
+        self.num_warmup = 0
+
+    def parameters(self, y: jax.Array) -> jax.Array:
+        """z of `y`."""
+        return jnp.asarray(self.prepared.start, y.dtype) + jnp.asarray(self._root, y.dtype) @ y
+
+    def _whitened(self, z: jax.Array) -> jax.Array:
+        away = z - jnp.asarray(self.prepared.start, z.dtype)
+        return solve_triangular(jnp.asarray(self._root, z.dtype), away, lower=True)
+
+    def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
+        return self._algorithm._releases(num_iterations, num_chains, resumed)
+
+    def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
+        return self._algorithm._noise_shapes(num_params)
+
+    def _request(self, carry: Any) -> dict[str, jax.Array | int]:
+        return self._algorithm._request(carry)
+
+    def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
+        return self._algorithm._init_carry(rng_key, self._whitened(z))
+
+    def _transition(self, step: Step) -> Transition:
+        moved = self._algorithm._transition(step._replace(z=self._whitened(step.z)))
+        # Where a proposal is rejected, the point stays as it is, to the last bit.
+        return moved._replace(z=jnp.where(moved.accepted, self.parameters(moved.z), step.z))
 
 
 CHAINS: dict[str, type[Chain]] = {"surrogate": SurrogateChain, "walk": WalkChain}
