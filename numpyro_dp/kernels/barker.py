@@ -171,6 +171,14 @@ class DPBarker(RandomWalk, PreparedKernel):
         scale = 1.0 if self._variance is None else math.sqrt(self._variance)
         return scale / (per_row * noise_multiplier * power)
 
+    def _worth(self, slope: float, size: int, num_rows: int) -> float:
+        plan = self._ledger.plan
+        multiplier = jnp.asarray(plan.kinds["ratio"].mechanisms[0].noise_multiplier, jnp.result_type(float))
+        reach = float(self._row_bound(multiplier, self._power(num_rows), num_rows)) / slope
+        # About half of the jumps are accepted, and those of length l add l^2 / size to the variance of a coordinate.
+        jump = min(reach, 2.38)
+        return plan.num_iterations * plan.num_chains * jump**2 / size / 4
+
     def _describe_clip(self, kind: str) -> str:
         bound = f"{self._clips['ratio']:g} per unit of distance bounds the jumps"
         multiplier = self._ledger.plan.kinds["ratio"].mechanisms[0].noise_multiplier

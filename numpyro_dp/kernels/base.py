@@ -588,11 +588,16 @@ class DPKernel(MCMCKernel, Algorithm):
         :param draws: a tree of arrays, chains and draws leading.
         """
 
+    @property
+    def _space(self) -> str:
+        """In which clip bounds are meant."""
+        return "unconstrained space"
+
     def _describe_exactness(self) -> str:
         """On what the posterior rests, as far as this kernel's approximations go."""
         return (
             f"the posterior is exact where no row's log density changes by more than clip_ratio = "
-            f"{self._clips['ratio']:g} per unit of distance in unconstrained space; beyond that it is flattened"
+            f"{self._clips['ratio']:g} per unit of distance in {self._space}; beyond that it is flattened"
             + (
                 ""
                 if isinstance(self._batches, AllRows)

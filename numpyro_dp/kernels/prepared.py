@@ -27,11 +27,12 @@ from numpyro_dp.kernels.target import Grid, PrivateTarget
 from numpyro_dp.ledger import PrivacyBudgetError, Releases, Wanted
 from numpyro_dp.mechanisms import Gaussian, Mechanism, bounds_per_row
 from numpyro_dp.model import SeparableModel
+from numpyro_dp.planning import TYPICAL_CLIP, tight_slope
 from numpyro_dp.preparation.chains import CHAINS, Chain, OwnChain, Prepared
 from numpyro_dp.preparation.derivatives import Survey, has_kinks, is_centred
 from numpyro_dp.preparation.fund import RESERVE, Fund, Wish
 from numpyro_dp.preparation.last_release import last_releases, recentred
-from numpyro_dp.preparation.options import Preparation, require_hope, warn_if_blurred
+from numpyro_dp.preparation.options import Preparation, require_draws, require_hope, warn_if_blurred
 from numpyro_dp.preparation.row_slopes import find_slope
 from numpyro_dp.preparation.search import Found, NormalPrior, place_of, rough_normal, search
 from numpyro_dp.preparation.start import start_near
@@ -82,6 +83,13 @@ class PreparedKernel(DPKernel):
     _has_own_chain = False
     """Whether the kernel goes on with its own algorithm, in the coordinates that were found."""
 
+    def _worth(self, slope: float, size: int, num_rows: int) -> float:
+        """About how many independent draws the planned iterations make in these coordinates, if it does.
+
+        :param slope: clip bound, not tempered.
+        """
+        raise NotImplementedError
+
     def __init__(self, *args: Any, prepare: Preparation | None, noise_aware: bool = True, **options: Any):
         self._preparation, self._noise_aware = prepare, noise_aware
         self._strategy_given = options.get("init_strategy") is not None
@@ -123,6 +131,10 @@ class PreparedKernel(DPKernel):
         target = super()._target(separated, args, kwargs, batches)
         return target.of(self._chain.parameters) if isinstance(self._chain, OwnChain) else target
 
+    @property
+    def _space(self) -> str:
+        return super()._space if self._preparation is None else "whitened coordinates"
+
     def _initial_step_size(self, num_rows: int) -> float:
         if not isinstance(self._chain, OwnChain):
             return super()._initial_step_size(num_rows)
@@ -137,10 +149,7 @@ class PreparedKernel(DPKernel):
         if self._preparation is None:
             return super()._describe_exactness()
         if self._has_own_chain:
-            return (
-                f"clip bounds, coordinates and step sizes were found privately; in these coordinates, "
-                f"{super()._describe_exactness()}"
-            )
+            return super()._describe_exactness()
         where = {
             "surrogate": "the log likelihood is close to a quadratic in the coordinates of the release, and few rows' "
             "gradients are clipped",
@@ -286,7 +295,11 @@ class PreparedKernel(DPKernel):
         if not options.force and plan.num_rows is not None:
             rho, counted = Fund(self._ledger).left, plan.num_rows / self._power(separated.num_rows)
             require_hope(cut.size, counted, rho, options, plan.eps)
-            if not self._has_own_chain:
+            if self._has_own_chain:
+                slope = TYPICAL_CLIP * tight_slope(plan.num_rows, separated.num_params, self._power(plan.num_rows))
+                slope /= self._power(plan.num_rows)
+                require_draws(self._worth(slope, separated.num_params, plan.num_rows), plan.num_rows, plan.eps)
+            else:
                 warn_if_blurred(cut.size, counted, rho, options, plan.eps)
         self._ledger.require({RESERVE: 1}, 1, None, "the preparation")
         z_draws = self._prior_draws(separated, args, kwargs)

@@ -83,6 +83,10 @@ class DPSGHMC(StochasticGradientKernel):
         """What is left of the friction for privacy noise and added noise."""
         return (1 / width if self._friction is None else self._friction) - self._gradient_noise
 
+    def _relaxations(self, step_size: float) -> float:
+        time = self._num_steps * step_size  # with a new momentum after it, a shorter way is a step of a random walk
+        return time * min(1.0, time / 2)
+
     def _default_step_size(self, width: float) -> float:
         return 0.1 * width
 

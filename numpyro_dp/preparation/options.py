@@ -19,7 +19,7 @@ from numpyro_dp.planning import (
 
 MODES = ("surrogate", "walk")
 MIN_WALK_DRAWS = 5.0
-"""Independent draws that a random walk must be worth, as foreseen."""
+"""Independent draws that a chain that asks the rows must be worth, as foreseen."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,20 @@ def require_hope(size: int, num_rows: float, rho: float, options: Preparation, e
             f"the {size} numbers in which this model's parameters meet the data. Nothing was released. DPHMC can do "
             "with less: it releases the likelihood once. Or raise eps, temper the likelihood (n0, power), or go on all "
             "the same with `prepare=Preparation(force=True)`"
+        )
+
+
+def require_draws(draws: float, num_rows: float, eps: float) -> None:
+    """Refuse a kernel's own chain that would hardly move, by public numbers only.
+
+    :param draws: independent ones that it is worth, as foreseen.
+    :raises PrivacyBudgetError: if these are fewer than `MIN_WALK_DRAWS`.
+    """
+    if draws < MIN_WALK_DRAWS:
+        raise PrivacyBudgetError(
+            f"eps={eps:g} with {num_rows:.6g} rows pays for a chain worth about {draws:.2g} independent draws. Nothing "
+            "was released. DPHMC can do with less: it releases the likelihood once. Or raise eps, give more rows to a "
+            "batch, temper the likelihood (n0, power), or go on all the same with `prepare=Preparation(force=True)`"
         )
 
 

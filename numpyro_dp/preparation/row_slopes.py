@@ -16,8 +16,9 @@ from numpyro_dp.preparation.fund import Fund, Wish
 
 SLOPE_GRID = Grid(2.0**0.5, 6)
 _POINTS = 8
-_MAY_EXCEED = 0.01
-"""Of the rows; a chain on clipped rows is off by what they lose, and its noise is in proportion to the bound."""
+_MAY_EXCEED = 0.6
+"""So many times the root of the number of rows may exceed the bound: what they lose is then about .1 of a posterior's
+standard deviation, whatever that number. (1% of 100,000 rows moved a logistic slope by .6 of one.)"""
 _CLEAR = 3.0
 """Standard deviations of a count's noise, by which a bound that no row exceeds may seem to be exceeded."""
 _RATIO_ROOM = 2.0
@@ -29,7 +30,7 @@ _LEAST = 2.0**-6
 def find_slope(
     target: PrivateTarget, density: Callable[[jax.Array, tuple], jax.Array], size: int, kind: str, fund: Fund, n: float
 ) -> float:
-    """A bound that about 1% of the rows exceed, or as few as the noise of the counts can tell; for all that is left.
+    """A bound that few rows exceed, or as few as the noise of the counts can tell; for all that is left.
 
     :param target: on all rows.
     :param density: a row's log density at y, of length `size`, where the posterior is about N(0, I).
@@ -38,7 +39,7 @@ def find_slope(
     """
     rho = fund.left
     noise = math.sqrt(SLOPE_GRID.num_counts / (2 * rho))  # of a count
-    threshold = min(max(_MAY_EXCEED * n, _CLEAR * noise), n / 2)
+    threshold = min(max(_MAY_EXCEED * math.sqrt(n), _CLEAR * noise), n / 2)
     smallest = _LEAST * math.sqrt(size / (target.power * n))
     draws = fund.ask(slope=Wish(rho, SLOPE_GRID.num_counts, (1,)))["slope"]
     points = random.normal(random.key(0), (_POINTS, 2, size), jnp.result_type(float))
