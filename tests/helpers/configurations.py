@@ -417,6 +417,9 @@ CONFIGURATIONS = {
             "init_params": {"a": np.zeros(()), "b": np.zeros(())},
         },
     ),
+    "barker_prepared": Configuration(
+        DPBarker, {"eps": 3.0, "prepare": Preparation(force=True), "one_component": True} | SEED, mcmc=TWO
+    ),
     # -- DPExponentialFamily
     "statistics": Configuration(
         DPExponentialFamily,
@@ -496,6 +499,18 @@ CONFIGURATIONS = {
         {"noise_multiplier_grad": 3.0, "step_size": 1e-6, "batch_size": PoissonBatches(rate=0.3)} | CAPPED | ADDED,
         WHOSE,
     ),
+    "sgld_prepared": Configuration(
+        DPSGLD,
+        {
+            "eps": 3.0,
+            "prepare": Preparation(force=True),
+            "batch_size": 10,
+            "budget": new_budget(),
+            "num_iterations": 12,
+            "num_chains": 1,
+        },
+        then="resume",
+    ),
     # -- DPSGNHT
     "sgnht": Configuration(
         DPSGNHT,
@@ -525,6 +540,9 @@ CONFIGURATIONS = {
         mcmc=TWO,
     ),
     "sgnht_owners": Configuration(DPSGNHT, {"eps": 3.0, "owners": ALTERNATING} | SEED, x64=True),
+    "sgnht_prepared": Configuration(
+        DPSGNHT, {"eps": 3.0, "prepare": Preparation(force=True), "power": 0.5} | CAPPED | ADDED, WHOSE
+    ),
     # -- DPSGHMC
     "sghmc": Configuration(
         DPSGHMC,
@@ -560,6 +578,9 @@ CONFIGURATIONS = {
         | SEED,
         WHOSE,
         then="again",
+    ),
+    "sghmc_prepared": Configuration(
+        DPSGHMC, {"eps": 3.0, "prepare": Preparation(force=True), "num_steps": 2} | SEED, x64=True, then="again"
     ),
     "sghmc_owners": Configuration(DPSGHMC, {"eps": 3.0, "owners": ALTERNATING, "num_steps": 2} | SEED, mcmc=TWO),
 }
