@@ -233,8 +233,8 @@ def _repeat_preparations(kernel: PreparedKernel, table: tuple, run: _Run, trials
         prepared = kernel._search(search)
         if prepared.mode != "surrogate":
             raise ValueError(
-                f"the preparation chose mode {prepared.mode!r}, whose chains cost, too: audit it with "
-                "`Preparation(mode='surrogate')`, and the chain by a kernel without preparation"
+                f"the preparation chose mode {prepared.mode!r}, whose chains cost, too: audit the preparation with "
+                "`DPHMC(model, eps=...)`, and the chain by a kernel without preparation"
             )
         numbers = (prepared.frame, prepared.surrogate, prepared.bounds, prepared.check, prepared.start)
         rows.append(np.concatenate([np.ravel(np.asarray(leaf, float)) for leaf in jax.tree.leaves(numbers)]))
