@@ -67,6 +67,8 @@ class Cut:
     :ivar row_log_density: the function ``(phi, one-row slices of the private arguments) -> log p(row | z)``.
     :ivar drawn_log_density: the function ``(phi, one-row slices, words of a key) -> log p(row' | z)``, where row' is
         the row with its outcomes drawn at phi, constants to derivatives; None where phi does not tell their law.
+    :ivar num_outcomes: how many values the row's outcome can have, where these are few and nothing else is drawn: then
+        the first of the words, a number below that, says which of them row' has.
     :ivar apart: pairs of coordinates of which no row's log density depends on both, shape (m, m), such as the effects
         of two groups where each row has one: read off the graph, so that other pairs may be apart, too; or None.
     """
@@ -77,16 +79,18 @@ class Cut:
     coordinates: Callable[[jax.Array], jax.Array]
     row_log_density: Callable[[jax.Array, tuple], jax.Array]
     drawn_log_density: Callable[[jax.Array, tuple, jax.Array], jax.Array] | None = None
+    num_outcomes: int | None = None
     apart: np.ndarray | None = None
 
 
-def find_cut(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
+def find_cut(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool = True) -> Cut:
     """The fewest functions of the parameters that the rows see, nearest to the data; z itself if there are no better.
 
     :param separated: what `separate` returned for the model.
     :param args, kwargs: the model's arguments. Of the private ones nothing is used; public arrays may be traced.
+    :param enumerates: whether outcomes that can have few values are enumerated rather than drawn.
     """
-    graph = trace(separated, args, kwargs)
+    graph = trace(separated, args, kwargs, enumerates)
     public = _public_arrays(separated, args, kwargs)
     computed = graph.op_of.keys() - graph.entries.keys()
     checkable = not any(isinstance(constant, jax.core.Tracer) for constant in graph.constants.values())
@@ -111,6 +115,7 @@ def find_cut(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
         coordinates=functools.partial(_coordinates, graph, phi, public),
         row_log_density=functools.partial(_row_log_density, graph, phi, public),
         drawn_log_density=functools.partial(_drawn_log_density, graph, phi, public) if _can_draw(graph, phi) else None,
+        num_outcomes=graph.num_outcomes,
         apart=_apart(graph, phi),
     )
 
@@ -122,6 +127,15 @@ def _is_z(graph: Graph, phi: "_Phi") -> bool:
     return not phi.values and phi.entries.size in (0, graph.num_params)
 
 
+def _drawn_of_z(graph: Graph, separated: SeparableModel, args: tuple, kwargs: dict) -> Callable | None:
+    if graph.drawn is None:
+        return None
+    if graph.num_outcomes is None:
+        return separated.drawn_log_density(args, kwargs)
+    enumerated = separated.enumerated_log_density(args, kwargs)
+    return lambda z, row, words: enumerated(z, row, words[0])
+
+
 def _trivial(graph: Graph, separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
     return Cut(
         size=separated.num_params,
@@ -129,7 +143,8 @@ def _trivial(graph: Graph, separated: SeparableModel, args: tuple, kwargs: dict)
         names=tuple(_entry_names(separated)),
         coordinates=lambda z: z,
         row_log_density=separated.row_log_density(args, kwargs),
-        drawn_log_density=None if graph.drawn is None else separated.drawn_log_density(args, kwargs),
+        drawn_log_density=_drawn_of_z(graph, separated, args, kwargs),
+        num_outcomes=graph.num_outcomes,
         apart=_apart(graph, _Phi(np.arange(graph.num_params), (), (graph.z,), graph.num_params)),
     )
 

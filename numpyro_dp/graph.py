@@ -38,6 +38,8 @@ class Graph:
     :ivar constants: values known beforehand, by number.
     :ivar z, public, rows, key: numbers of the flat parameters, of the public arrays, of the row, of the key's words.
     :ivar output, drawn: numbers of the row's log density, and of that of a row that is drawn; None if none can be.
+    :ivar num_outcomes: how many values an outcome can have, where these are few; then it is the key's first word that
+        says which of them the drawn one is.
     :ivar of_z, of_row: the values that depend on the parameters, and those that depend on the row (or on the key).
     :ivar entries: the values that are entries of z, and which: indices in the shape of the value.
     :ivar picks: the values that a row picks, by an index of its own, from a value that depends on the parameters alone.
@@ -57,6 +59,7 @@ class Graph:
         self.entries: dict[int, np.ndarray] = {self.z: np.arange(self.size(self.z))}
         self.output, *drawn = self._write_out(closed.jaxpr, closed.consts, inputs)
         self.drawn = drawn[0] if drawn else None
+        self.num_outcomes: int | None = None
 
     @property
     def num_params(self) -> int:
@@ -354,7 +357,10 @@ _CALLS = {
 }
 
 
-def trace(separated: SeparableModel, args: tuple, kwargs: dict) -> Graph:
+def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool = True) -> Graph:
+    """
+    :param enumerates: whether outcomes that can have few values are enumerated rather than drawn.
+    """
     leaves, treedef = jax.tree.flatten((args, kwargs))
 
     def log_densities(z: jax.Array, key: jax.Array, rows: tuple, public: Sequence) -> list[jax.Array]:
@@ -364,8 +370,15 @@ def trace(separated: SeparableModel, args: tuple, kwargs: dict) -> Graph:
         found = [separated.row_log_density(args, kwargs)(z, rows)]
         # Whatever keeps outcomes from being drawn (a law that has no sampler, say), one can do without.
         with contextlib.suppress(Exception):
-            found.append(separated.drawn_log_density(args, kwargs)(z, rows, key))
+            if num_outcomes:
+                found.append(separated.enumerated_log_density(args, kwargs)(z, rows, key[0]))
+            else:
+                found.append(separated.drawn_log_density(args, kwargs)(z, rows, key))
         return found
+
+    num_outcomes = None
+    with contextlib.suppress(Exception):
+        num_outcomes = separated.num_outcomes(args, kwargs) if enumerates else None
 
     z = jax.ShapeDtypeStruct((separated.num_params,), ravel_pytree(separated.prototype)[0].dtype)
     rows = tuple(jax.ShapeDtypeStruct((1, *a.row_shape), a.dtype) for a in separated.private_arguments())
@@ -378,6 +391,7 @@ def trace(separated: SeparableModel, args: tuple, kwargs: dict) -> Graph:
         outcomes = {graph.rows[k] for k in separated.outcome_leaves or ()}
         if any(not outcomes.isdisjoint(op.inputs) for op in graph.needed([graph.drawn])):
             graph.drawn = None
+        graph.num_outcomes = num_outcomes
     return graph
 
 

@@ -73,6 +73,7 @@ from numpyro_dp.tracing import (
     abstract_trace,
     draw_outcomes,
     explained_errors,
+    few_outcomes,
     first_available_dim,
     fix_latents,
     keep_sites,
@@ -201,7 +202,7 @@ class SeparableModel:
         outcomes = self.row_sites - self.row_latents
         if self.outcome_leaves is None:
             raise CannotDrawError("a site observes a constant")
-        drawn_model = keep_sites(released_model(self.model), lambda name: True, self.row_plates, 1)
+        drawn_model = self._drawn_model()
 
         @functools.partial(jax.jit, inline=True)
         def log_density(z: jax.Array, row: tuple, key: jax.Array) -> jax.Array:
@@ -212,6 +213,41 @@ class SeparableModel:
             return drawn.row_log_density(args, kwargs)(z, row)
 
         return log_density
+
+    def enumerated_log_density(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple, jax.Array], jax.Array]:
+        """The function ``(flat z, one-row slices, k) -> log p(row' | z)``, where row' is the row with the k-th of all
+        values that its outcome can have. Only where `num_outcomes` says that there are few.
+        """
+        args, kwargs = self.without_private(args, kwargs)
+
+        @functools.partial(jax.jit, inline=True)
+        def log_density(z: jax.Array, row: tuple, k: jax.Array) -> jax.Array:
+            values = self._few_outcomes(z, *self.with_private(args, kwargs, row))
+            assert values is not None
+            chosen = {name: jnp.asarray(value)[k] for name, value in values.items()}
+            return dataclasses.replace(self, model=_Observe(self.model, chosen)).row_log_density(args, kwargs)(z, row)
+
+        return log_density
+
+    def num_outcomes(self, args: tuple, kwargs: dict) -> int | None:
+        """How many values a row's outcome can have, if these are few and the model says with which probabilities."""
+        found = []
+
+        def count(z: jax.Array, row: tuple) -> None:
+            values = self._few_outcomes(z, *self.with_private(*self.without_private(args, kwargs), row))
+            found.append(None if values is None else len(*values.values()))
+
+        if self.outcome_leaves is not None:
+            jax.eval_shape(count, self.ravel(self.prototype), placeholder_rows(self.arguments))
+        return found[0] if found else None
+
+    def _few_outcomes(self, z: jax.Array, row_args: tuple, row_kwargs: dict) -> dict[str, jax.Array] | None:
+        outcomes = self.row_sites - self.row_latents
+        model = self._drawn_model()
+        return few_outcomes(model, self.unravel(z), outcomes, self.row_latents, row_args, row_kwargs)
+
+    def _drawn_model(self) -> Callable:
+        return keep_sites(released_model(self.model), lambda name: True, self.row_plates, 1)
 
     def log_prior(self, args: tuple, kwargs: dict) -> Callable[[jax.Array], jax.Array]:
         """The function ``flat z -> log p(z)``, Jacobians of the transforms included. Sees no private argument."""

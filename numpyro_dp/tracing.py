@@ -329,11 +329,7 @@ def draw_outcomes(
     :raises CannotDrawError: if a site is a factor, or its law is not known to be drawn right (see `_is_drawable`).
     """
 
-    def value(site: dict) -> jax.Array | None:
-        is_given = site["type"] == "sample" and site["name"] in z
-        return biject_to(site["fn"].support)(z[site["name"]]) if is_given else None
-
-    sites = trace(seed(substitute(model, substitute_fn=value), rng_key)).get_trace(*args, **kwargs)
+    sites = _sites_at(model, z, rng_key, args, kwargs)
     for name in outcomes | latents:
         site = sites.get(name)
         if site is None or site["is_observed"] or not _is_drawable(site["fn"]):
@@ -341,6 +337,36 @@ def draw_outcomes(
         if name in latents and site["scale"] is not None:
             raise CannotDrawError(f"latent site {name} is scaled")
     return {name: sites[name]["value"] for name in outcomes}
+
+
+FEW = 12
+
+
+def few_outcomes(
+    model: Callable, z: Params, outcomes: frozenset[str], latents: frozenset[str], args: tuple, kwargs: dict
+) -> dict[str, jax.Array] | None:
+    """All values that a row's outcome can have, on a new leading axis, if one site observes it and they are `FEW`.
+
+    :param model, z, outcomes, latents: as in `draw_outcomes`.
+    """
+    sites = _sites_at(model, z, jax.random.key(0), args, kwargs)
+    site: dict[str, Any] | None = sites.get(next(iter(outcomes))) if len(outcomes) == 1 else None
+    # A law that is scaled is another one than that of the rows.
+    if site is None or latents or site["is_observed"] or site["scale"] is not None or not _is_drawable(site["fn"]):
+        return None
+    try:
+        values = site["fn"].enumerate_support(expand=True)
+    except Exception:  # not finite, or not known while a model is traced
+        return None
+    return {site["name"]: values} if len(values) <= FEW else None
+
+
+def _sites_at(model: Callable, z: Params, rng_key: jax.Array, args: tuple, kwargs: dict) -> dict[str, Any]:
+    def value(site: dict) -> jax.Array | None:
+        is_given = site["type"] == "sample" and site["name"] in z
+        return biject_to(site["fn"].support)(z[site["name"]]) if is_given else None
+
+    return trace(seed(substitute(model, substitute_fn=value), rng_key)).get_trace(*args, **kwargs)
 
 
 def _is_drawable(fn: dist.Distribution) -> bool:

@@ -82,6 +82,7 @@ class Fit(NamedTuple):
     :ivar outlying: rows whose gradient is far longer than those of outcomes that the model draws for them, less those
         that the model expects.
     :ivar square: of the norms of the clipped gradients, where they are centred shortened as in a release.
+    :ivar surplus: that, less what the model expects; None where no model tells.
     :ivar curve: at each of the points, by how much the log likelihood is above the quadratic of its tangent and of the
         information at 0, nothing of which is clipped; tempered, shape (k,).
     :ivar clipped_scale, outlying_scale, square_scale, curve_scale: standard deviations of the noise.
@@ -93,6 +94,7 @@ class Fit(NamedTuple):
     outlying_scale: float
     square: float
     square_scale: float
+    surplus: float | None
     curve: np.ndarray
     curve_scale: float
 
@@ -232,7 +234,8 @@ class Survey:
             outlying_scale=scale,
             square=square,
             square_scale=bound**2 * light[1] / 2,
-            curve=unit * light[0][3:],
+            surplus=bound**2 * light[0][3] if self.centres else None,
+            curve=unit * light[0][4:],
             curve_scale=unit * light[1],
         )
 
@@ -266,19 +269,23 @@ class Survey:
         return scores
 
     def _weighted(self, found: "_Scores", bound: jax.Array, largest: jax.Array) -> jax.Array:
-        """The clipped score, shortened by the factor by which the row's information is.
+        """The clipped score, shortened by `_weight`."""
+        score = clip_norm(found.score, bound)
+        return jnp.where(jnp.isfinite(score), score * self._weight(found, largest), 0)
+
+    def _weight(self, found: "_Scores", largest: jax.Array) -> jax.Array:
+        """The factor by which a row's information is clipped; 0 where that is not finite.
 
         So the sum of informations says how the sum of scores answers to the parameters, however many are clipped.
         Without it a few rows that alone inform a direction (the end of a spline) would seem to know less than they
         say, and each step along it would be too long. Only where the information does not depend on the outcome: there
         the score's mean stays 0 where the model holds.
         """
-        score = clip_norm(found.score, bound)
-        if not self.centres:
-            return score
         norm = jnp.linalg.norm(_vector(found.information))
+        if not self.centres:
+            return jnp.ones_like(norm)
         factor = jnp.minimum(1, largest / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
-        return jnp.where(jnp.isfinite(norm), score * factor, 0)
+        return jnp.where(jnp.isfinite(norm), factor, 0)
 
     def _count_rows(self, rows: tuple, draw: Draw) -> jax.Array:
         return self._target.on(rows).release_sum(draw, lambda row: jnp.ones((), self.dtype), 1.0).value
@@ -344,12 +351,14 @@ class Survey:
             distances = beyond(row, found)
             clipped = self._weighted(found, bound, information)
             square = 2 * jnp.sum((clipped / bound) ** 2) - centre
-            excesses = jnp.clip(jnp.nan_to_num(jnp.stack([found.clipped, found.outlying])), -1, 1)
-            light = [excesses[:1], square[None], clip_norm(distances, largest) / largest]
+            surplus = jnp.sum(clipped**2) - found.square * self._weight(found, information) ** 2
+            excesses = jnp.stack([found.clipped, found.outlying, surplus / bound**2])
+            excesses = jnp.clip(jnp.nan_to_num(excesses), -1, 1)
+            light = [excesses[:1], square[None], excesses[2:], clip_norm(distances, largest) / largest]
             light = [_LIGHT * part for part in light]
-            return jnp.concatenate([light[0], excesses[1:], *light[1:]])
+            return jnp.concatenate([light[0], excesses[1:2], *light[1:]])
 
-        norm = math.sqrt(1 + _LIGHT**2 * (3 if centre else 6)) * _ROOM
+        norm = math.sqrt(1 + _LIGHT**2 * (4 if centre else 7)) * _ROOM
         found = target.release_sum(draw, seen, norm, width, may_loop=self.centres)
         # A row's distances have a norm of at most 1 here: `Survey.fit` puts them in their units.
         return found, largest / math.sqrt(points.shape[0])
@@ -426,6 +435,7 @@ class _Scores(NamedTuple):
     :ivar information: (m, m): how the clipped score answers to the parameters. Symmetric; positive semidefinite, but
         for minus a Hessian.
     :ivar unclipped: the same for a score that is not clipped.
+    :ivar square: what the model expects of the square of the clipped score's norm.
     :ivar clipped: whether the clip shortens the score, as 0 or 1, less how likely the model says that is.
     :ivar outlying: the same of whether the gradient is far longer than those of the model's outcomes.
     """
@@ -433,6 +443,7 @@ class _Scores(NamedTuple):
     score: jax.Array
     information: jax.Array
     unclipped: jax.Array
+    square: jax.Array
     clipped: jax.Array
     outlying: jax.Array
 
@@ -445,11 +456,11 @@ def plain_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, is_smooth
     if is_smooth:
         gradient, push = jax.linearize(gradient_at, zero)
         information = -jax.vmap(push)(jnp.eye(cut.size, dtype=zero.dtype))
-        return _Scores(gradient, information, information, none, none)
+        return _Scores(gradient, information, information, none, none, none)
     gradient = gradient_at(zero)
     factor = jnp.minimum(1, bound / jnp.maximum(jnp.linalg.norm(gradient), jnp.finfo(gradient.dtype).tiny))
     square = jnp.outer(gradient, gradient)
-    return _Scores(gradient, factor * square, square, none, none)
+    return _Scores(gradient, factor * square, square, none, none, none)
 
 
 def has_kinks(cut: Cut, points: np.ndarray, rows: tuple) -> bool:
@@ -488,20 +499,16 @@ def centred_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number:
     clipped score with respect to the parameters is ``E c(y) g(y)'``, of which this is the main part. It is positive
     semidefinite wherever the parameters are, which a Hessian is not.
 
-    The pseudo-random numbers are public, and depend on the row's position only.
+    Where the outcome can have few values, none is drawn: each counts by its probability. Draws would not do where one
+    of them is rare, and so says nearly all. Pseudo-random numbers are public, and depend on the row's position only.
 
     :param number: the position of the row.
     """
-    assert cut.drawn_log_density is not None
-    density = cut.drawn_log_density
+    if cut.num_outcomes is not None:
+        return _scores_by_outcome(cut, frame, bound, row)
     key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), number)
     words = jax.random.key_data(jax.random.split(key, CENTRE_DRAWS))
-
-    def gradient(words: jax.Array) -> jax.Array:
-        drawn = jax.grad(lambda u: density(frame.at(u), row, words))(jnp.zeros_like(jnp.asarray(frame.center)))
-        return jnp.where(jnp.all(jnp.isfinite(drawn)), drawn, 0)
-
-    drawn = jax.vmap(gradient)(words)
+    _, drawn = _drawn_gradients(cut, frame, row, words)
     own = row_gradient(cut, frame, row)
     moved, lost = _recentred(drawn, bound)
     factors = jnp.minimum(1, bound / jnp.maximum(_norms(moved), jnp.finfo(moved.dtype).tiny))
@@ -517,8 +524,48 @@ def centred_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number:
         own + jnp.mean(lost, 0),
         (drawn * factors[:, None]).T @ drawn / CENTRE_DRAWS,
         drawn.T @ drawn / CENTRE_DRAWS,
+        jnp.mean((factors * _norms(moved)) ** 2),
         jnp.where(is_finite, clipped[0], 1) - jnp.mean(clipped[1:]),
         outlying[0] - jnp.mean(outlying[1:]),
+    )
+
+
+def _drawn_gradients(cut: Cut, frame: Frame, row: tuple, words: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Log densities and gradients of the row with other outcomes, one for each of the words; 0 if not finite."""
+    assert cut.drawn_log_density is not None
+    density, zero = cut.drawn_log_density, jnp.zeros_like(jnp.asarray(frame.center))
+    values, gradients = jax.vmap(lambda k: jax.value_and_grad(lambda u: density(frame.at(u), row, k))(zero))(words)
+    return values, jnp.where(jnp.all(jnp.isfinite(gradients), 1, keepdims=True), gradients, 0)
+
+
+def _scores_by_outcome(cut: Cut, frame: Frame, bound: jax.Array, row: tuple) -> _Scores:
+    """`centred_scores` by all values that the outcome can have, each with its probability."""
+    assert cut.num_outcomes is not None
+    numbers = jnp.arange(cut.num_outcomes, dtype=jnp.uint32)
+    values, gradients = _drawn_gradients(cut, frame, row, jnp.stack([numbers, jnp.zeros_like(numbers)], 1))
+    chances = jax.nn.softmax(jnp.where(jnp.isfinite(values), values, -jnp.inf))
+    chances = jnp.where(jnp.all(jnp.isfinite(chances)), chances, 0)  # no outcome is possible
+    own = row_gradient(cut, frame, row)
+    shift = jnp.zeros_like(own)
+    for _ in range(CENTRE_STEPS):
+        moved = gradients + shift
+        shift = chances @ (moved - jax.vmap(lambda x: clip_norm(x, bound))(moved))
+    lengths = _norms(gradients + shift)
+    factors = jnp.minimum(1, bound / jnp.maximum(lengths, jnp.finfo(own.dtype).tiny))
+    # How likely an outcome is whose gradient is of about this length, or longer.
+    rarity = (_norms(gradients)[None] * _FAR >= _norms(gradients)[:, None]) @ chances
+    of_own = (_norms(gradients) * _FAR >= jnp.linalg.norm(own)) @ chances
+    is_finite = jnp.all(jnp.isfinite(own))
+    surprising = 1 / (1 + CENTRE_DRAWS)
+    is_clipped = (jnp.linalg.norm(own + shift) > bound).astype(own.dtype)
+    is_outlying = (of_own < surprising).astype(own.dtype)
+    return _Scores(
+        own + shift,
+        (gradients * (chances * factors)[:, None]).T @ gradients,
+        (gradients * chances[:, None]).T @ gradients,
+        chances @ (factors * lengths) ** 2,
+        jnp.where(is_finite, is_clipped, 1) - chances @ (lengths > bound),
+        jnp.where(is_finite, is_outlying, 1) - chances @ (rarity < surprising),
     )
 
 

@@ -199,8 +199,8 @@ def is_there(stage: LastRelease, prior: NormalPrior) -> bool:
 def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:
     """One surrogate in the frame of `here`, from releases in several frames, weighted by their precision.
 
-    A score that was taken elsewhere is carried over with the information; what that may be wrong by is counted as
-    noise. Where tighter bounds left less of the score and of the information, both count as if they had left as much
+    A score that was taken elsewhere is carried over with the information on the way; what that may be wrong by is
+    counted as noise. Where tighter bounds left less of the score and of the information, both count as if they had left as much
     as here.
     """
     found = here.found
@@ -218,19 +218,20 @@ def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:
         scale /= left
         total = total + carried / left / scale**2
         weight += 1 / scale**2
-        moved.append((other.found, change / left, shift))
+        moved.append((other.found, change / left, shift, carried / left))
     scale = weight**-0.5
     values, vectors = np.linalg.eigh(total / weight)
     information = (vectors * np.maximum(values, 0)) @ vectors.T
     precision, score = np.eye(m) / found.score_scale**2, found.score / found.score_scale**2
-    for released, change, shift in moved:
+    for released, change, shift, there in moved:
         if np.linalg.norm(shift) > 3 * math.sqrt(m) + 3 * found.score_scale:  # for the information to carry it
             continue
         noise = released.score_scale**2 * change.T @ change
         noise += (released.information_scale**2 + scale**2) * (shift @ shift) * np.eye(m)
         other_precision = np.linalg.inv(noise)
         precision = precision + other_precision
-        score = score + other_precision @ (change.T @ released.score + information @ shift)
+        # On the way the score falls by the mean information, about that of the two ends.
+        score = score + other_precision @ (change.T @ released.score + (information + there) @ shift / 2)
     covariance = np.linalg.inv(precision)
     return Surrogate(here.frame, covariance @ score, covariance, information, float(scale))
 

@@ -56,6 +56,10 @@ _SCORE_OF_INFORMATION = 2.0
 """Over the root of the information's bound: where that is exceeded, scores are shortened, and few are longer."""
 _SCORE_ROOM = 1.2
 """Over the root mean square of a row's norm in a frame that is right, where bounds are not searched for."""
+_TAKEN, _MOST_ROOM = 0.75, 16.0
+"""Where the rows seem to inform every direction of a frame less than this times what it says, a round after one that
+was near, too, the clip takes it: bounds double, up to so many times. Of a rare outcome, a few rows say nearly all; a
+frame that became wider instead would clip them the more."""
 _STEP_FLOOR = 0.5
 """Of the noise's spectrum: eigenvalues below are raised to it in a step."""
 _BLURRED = 0.5
@@ -228,12 +232,15 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
     frame = _first_frame(survey, prior, near, fund, of_scales, n)
     rounds: list[Round] = []
     usable = None
+    room = 1.0  # of clip bounds, over those of normal covariates
     worth = 1.0  # of the next round's derivatives, over the cheapest
     while len(rounds) < MOST_ROUNDS:
         price = min(worth * prices.derivatives, ROUND_SHARE * rho)
         if fund.left - (price + prices.bounds + prices.line) < (1 - SEARCH_SHARE) * rho:
             break
-        here = _round(survey, prior, fund, frame, prices._replace(derivatives=price), n, rounds)
+        here = _round(survey, prior, fund, frame, prices._replace(derivatives=price), n, rounds, room)
+        if rounds and rounds[-1].is_near and here.is_near and here.most + here.edge < _TAKEN:
+            room = min(2 * room, _MOST_ROOM)
         rounds.append(here)
         frame = _next_frame(here, prior)
         usable = frame if here.is_usable else usable
@@ -259,10 +266,17 @@ def _first_frame(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fu
 
 
 def _round(
-    survey: Survey, prior: NormalPrior, fund: Fund, frame: Frame, prices: _Prices, n: float, rounds: list[Round]
+    survey: Survey,
+    prior: NormalPrior,
+    fund: Fund,
+    frame: Frame,
+    prices: _Prices,
+    n: float,
+    rounds: list[Round],
+    room: float,
 ) -> Round:
     m = survey.size
-    bounds, found = _release(survey, fund, frame, prices, n, not rounds or rounds[-1].is_near)
+    bounds, found = _release(survey, fund, frame, prices, n, not rounds or rounds[-1].is_near, room)
     edge = noise_edge(found.information_scale, m)
     step, distance, noise = _step(found, edge, prior, frame)
     length = 1.0
@@ -281,7 +295,7 @@ def _round(
 
 
 def _release(
-    survey: Survey, fund: Fund, frame: Frame, prices: _Prices, n: float, is_settled: bool
+    survey: Survey, fund: Fund, frame: Frame, prices: _Prices, n: float, is_settled: bool, room: float
 ) -> tuple[Bounds, Derivatives]:
     """Score and information at the frame's centre, and the clip bounds that they were released with.
 
@@ -289,11 +303,11 @@ def _release(
         at the start, where the scales have been searched for, and where no step is left that is longer than the noise.
     """
     m = survey.size
-    typical = math.sqrt(m / (survey.power * n))
+    typical = math.sqrt(m / (survey.power * n))  # root mean square of a row's norm in a right frame
     wishes = {"derivatives": Wish(prices.derivatives, 1, (m + m * (m + 1) // 2,))}
     if survey.centres and is_settled:
         draws = fund.ask(**wishes)
-        bounds = Bounds(_SCORE_ROOM * typical, _INFORMATION_ROOM * typical**2)
+        bounds = Bounds(room * _SCORE_ROOM * typical, room * _INFORMATION_ROOM * typical**2)
     else:
         draws = fund.ask(bounds=Wish(prices.bounds, BOUND_GRID.num_counts, (2,)), **wishes)
         least = 2.0**-16 * np.array([typical, typical**2])

@@ -44,6 +44,7 @@ class Check(NamedTuple):
     :ivar clipped_noise, outlying_noise: standard deviations of the noise in these; of the rows' own chance, too, in the
         second.
     :ivar variance: of the clipped scores over the information, as released: that of the surrogate.
+    :ivar varied: that over what the model expects of it, clips included: 1. Where no model tells, the variance.
     :ivar curve: by how much the log likelihood is above a quadratic, at each of some points of about a posterior's
         width: 0.
     :ivar curve_noise: standard deviation of the noise in it.
@@ -59,6 +60,7 @@ class Check(NamedTuple):
     clipped_noise: float
     outlying_noise: float
     variance: float
+    varied: float
     curve: np.ndarray
     curve_noise: float
 
@@ -82,7 +84,7 @@ def check(
     half = np.random.default_rng(0).standard_normal((_POINTS, m))
     points = np.concatenate([half, -half])
     draws = fund.ask(
-        fit_bound=Wish(of_bound, CURVE_GRID.num_counts, (1,)), fit=Wish(rho - of_bound, 1, (3 + 2 * _POINTS,))
+        fit_bound=Wish(of_bound, CURVE_GRID.num_counts, (1,)), fit=Wish(rho - of_bound, 1, (4 + 2 * _POINTS,))
     )
     typical = m / (survey.power * n)
     # Where few rows are far from their tangent (kinks), a bound that many exceed would hide them.
@@ -104,6 +106,7 @@ def check(
         clipped_noise=fit.clipped_scale / n,
         outlying_noise=math.hypot(fit.outlying_scale / n, _OF_SAMPLING / math.sqrt(n)),
         variance=surrogate.variance,
+        varied=_varied(fit, surrogate),
         curve=fit.curve,
         curve_noise=fit.curve_scale,
     ), surrogate
@@ -120,6 +123,16 @@ def _variance(survey: Survey, fit: Fit, surrogate: Surrogate, frame: Frame, last
     # Where the noise tells nothing, 1: with that, intervals are rather too wide.
     weight = 1 / (1 + (noise / 0.2) ** 2)
     return float(np.clip(weight * ratio + (1 - weight), 0.3, 3.0))
+
+
+def _varied(fit: Fit, surrogate: Surrogate) -> float:
+    """`Check.varied`."""
+    if fit.surplus is None:
+        return surrogate.variance
+    expected = max(fit.square - fit.surplus, fit.square_scale)
+    noise = 2 * fit.square_scale / expected  # of the surplus
+    weight = 1 / (1 + (noise / 0.2) ** 2)
+    return weight * max(fit.square, 0.0) / expected + (1 - weight)
 
 
 def _moved(here: LastRelease, guide: Surrogate, prior: NormalPrior) -> tuple[float, float]:
@@ -157,7 +170,7 @@ MOST_SURPRISING = 0.005
 MOST_CURVED = 1.0
 MOST_VARIED = 2.0
 LEAST_VARIED = 0.5
-"""Everyday models had .8 to 1.3. Of a table in which all outcomes are the same, or nearly, rows vary hardly at all."""
+"""Of what the model expects. Of a table in which all outcomes are the same, or nearly, rows vary hardly at all."""
 
 
 def reasons(check: Check) -> list[str]:
@@ -193,9 +206,9 @@ def reasons(check: Check) -> list[str]:
             "are too narrow for rows that are not as the model says, or the place is wrong. Another law or a larger "
             "eps would help"
         )
-    if check.variance < LEAST_VARIED:
+    if check.varied < LEAST_VARIED:
         found.append(
-            f"the rows' scores vary only {check.variance:.1f} times as much as the model says (1 if it holds), as "
+            f"the rows' scores vary only {check.varied:.1f} times as much as the model says (1 if it holds), as "
             "where (nearly) all outcomes are the same: then the prior decides how far the parameters go, and the "
             "quadratic that stands for the likelihood does not reach there. A narrower prior would help"
         )
