@@ -69,6 +69,7 @@ class Cut:
         the row with its outcomes drawn at phi, constants to derivatives; None where phi does not tell their law.
     :ivar num_outcomes: how many values the row's outcome can have, where these are few and nothing else is drawn: then
         the first of the words, a number below that, says which of them row' has.
+    :ivar has_thresholds: whether parameters are compared with values that are no constants, so that there may be steps.
     :ivar apart: pairs of coordinates of which no row's log density depends on both, shape (m, m), such as the effects
         of two groups where each row has one: read off the graph, so that other pairs may be apart, too; or None.
     """
@@ -80,6 +81,7 @@ class Cut:
     row_log_density: Callable[[jax.Array, tuple], jax.Array]
     drawn_log_density: Callable[[jax.Array, tuple, jax.Array], jax.Array] | None = None
     num_outcomes: int | None = None
+    has_thresholds: bool = False
     apart: np.ndarray | None = None
 
 
@@ -116,6 +118,7 @@ def find_cut(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: b
         row_log_density=functools.partial(_row_log_density, graph, phi, public),
         drawn_log_density=functools.partial(_drawn_log_density, graph, phi, public) if _can_draw(graph, phi) else None,
         num_outcomes=graph.num_outcomes,
+        has_thresholds=graph.has_thresholds,
         apart=_apart(graph, phi),
     )
 
@@ -145,6 +148,7 @@ def _trivial(graph: Graph, separated: SeparableModel, args: tuple, kwargs: dict)
         row_log_density=separated.row_log_density(args, kwargs),
         drawn_log_density=_drawn_of_z(graph, separated, args, kwargs),
         num_outcomes=graph.num_outcomes,
+        has_thresholds=graph.has_thresholds,
         apart=_apart(graph, _Phi(np.arange(graph.num_params), (), (graph.z,), graph.num_params)),
     )
 

@@ -79,6 +79,20 @@ class Graph:
         op = self.op_of.get(value)
         return [] if op is None else [v for v in dict.fromkeys(op.inputs) if v in self.of_z]
 
+    @property
+    def has_thresholds(self) -> bool:
+        """Whether the density compares parameters with what a row says, such as a day of change with the row's day.
+
+        Comparisons with constants are everywhere: they keep numbers in range.
+        """
+        of_row_alone = self.of_row - self.of_z
+        return any(
+            op.eqn.primitive.name in _COMPARISONS
+            and not self.of_z.isdisjoint(op.inputs)
+            and not of_row_alone.isdisjoint(op.inputs)
+            for op in self.needed([self.output])
+        )
+
     def needed(self, targets: Iterable[int], known: Collection[int] = ()) -> list[Op]:
         """The operations that compute some values from known ones, in order."""
         wanted, ops = set(targets) - set(known), []
@@ -343,6 +357,7 @@ def _signed_sum(values: Sequence[jax.Array], signs: Sequence[int]) -> jax.Array:
     return sum(rest, start=total)
 
 
+_COMPARISONS = frozenset(("lt", "le", "gt", "ge"))
 _SUMS = frozenset(("add", "add_any", "sub"))
 _PRODUCTS = frozenset(("mul", "div", "neg"))
 

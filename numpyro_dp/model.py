@@ -224,7 +224,7 @@ class SeparableModel:
         def log_density(z: jax.Array, row: tuple, k: jax.Array) -> jax.Array:
             values = self._few_outcomes(z, *self.with_private(args, kwargs, row))
             assert values is not None
-            chosen = {name: jnp.asarray(value)[k] for name, value in values.items()}
+            chosen = {name: jnp.take(value, k, axis=0) for name, value in values.items()}
             return dataclasses.replace(self, model=_Observe(self.model, chosen)).row_log_density(args, kwargs)(z, row)
 
         return log_density
@@ -238,7 +238,7 @@ class SeparableModel:
             found.append(None if values is None else len(*values.values()))
 
         if self.outcome_leaves is not None:
-            jax.eval_shape(count, self.ravel(self.prototype), placeholder_rows(self.arguments))
+            jax.eval_shape(count, self.ravel(self.prototype), placeholder_rows(self.arguments))  # type: ignore[arg-type]
         return found[0] if found else None
 
     def _few_outcomes(self, z: jax.Array, row_args: tuple, row_kwargs: dict) -> dict[str, jax.Array] | None:

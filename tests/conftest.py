@@ -146,12 +146,12 @@ def shared_surveys(monkeypatch):
     """
     from numpyro_dp.kernels import prepared, target
 
-    def find_cut(separated, args, kwargs):
+    def find_cut(separated, args, kwargs, enumerates=True):
         leaves = zip(jax.tree.leaves((args, kwargs)), separated.arguments, strict=True)
         public = tuple(np.asarray(leaf).tobytes() for leaf, argument in leaves if not argument.private)
-        key = (id(separated), public, jax.config.jax_enable_x64)
+        key = (id(separated), public, enumerates, jax.config.jax_enable_x64)
         if key not in _cuts:
-            _cuts[key] = separated, original_cut(separated, args, kwargs)
+            _cuts[key] = separated, original_cut(separated, args, kwargs, enumerates)
         return _cuts[key][1]
 
     def survey(of, cut, is_smooth=True):

@@ -36,6 +36,7 @@ from numpyro_dp.preparation.options import Preparation, require_draws, require_h
 from numpyro_dp.preparation.row_slopes import find_slope
 from numpyro_dp.preparation.search import Found, NormalPrior, place_of, rough_normal, search
 from numpyro_dp.preparation.start import start_near
+from numpyro_dp.preparation.steps import find_steps
 from numpyro_dp.preparation.verdict import FIT_SHARE, check, find_mirror, reasons, unmixed
 from numpyro_dp.report import PosteriorWarning
 from numpyro_dp.sharding import Layout
@@ -188,6 +189,11 @@ class PreparedKernel(DPKernel):
         if self._result is None:
             return ["the preparation did not end"]
         found = [] if self._result.check is None else reasons(self._result.check)
+        if self._result.steps:
+            found.append(
+                f"the likelihood has steps along {', '.join(self._result.steps)}, of which derivatives, and so the "
+                "release, say nothing. A smooth change in the model (`jax.nn.sigmoid`, not a comparison) would help"
+            )
         if not self._result.has_arrived:
             found.append(
                 "the search had not arrived: its last step was longer than noise explains. A larger eps, fewer "
@@ -315,8 +321,9 @@ class PreparedKernel(DPKernel):
         if guess is None:
             near = near._replace(mean=_map(cut.coordinates, place_of(z_draws)[None])[0])
         symmetries = find_symmetries(separated, args, kwargs, z_draws)
+        steps = tuple(_steps(cut, separated, args, kwargs, _map(cut.coordinates, z_draws), prior))
         of_row = separated.row_log_density(args, kwargs)
-        return _Search(options, survey, z_prior, prior, near, symmetries, target, of_row)
+        return _Search(options, survey, z_prior, prior, near, symmetries, target, of_row, steps)
 
     def _search(self, begun: "_Search") -> Prepared:
         """Ask the table, and decide by its noisy answers."""
@@ -344,6 +351,7 @@ class PreparedKernel(DPKernel):
             covariance,
             centred=survey.centres,
             mirror=find_mirror(symmetries, cut, surrogate, start),
+            steps=begun.steps,
         )
 
     def _walk(self, begun: "_Search", fund: Fund, found: Found) -> Prepared:
@@ -500,6 +508,7 @@ class _Search(NamedTuple):
     :ivar symmetries: of the joint density.
     :ivar target: on all rows.
     :ivar row_log_density: of unconstrained parameters and a row.
+    :ivar steps: see `Prepared`.
     """
 
     options: Preparation
@@ -510,6 +519,7 @@ class _Search(NamedTuple):
     symmetries: list[Symmetry]
     target: PrivateTarget
     row_log_density: Callable[[jax.Array, tuple], jax.Array]
+    steps: tuple[str, ...]
 
 
 def _now() -> AbstractContextManager:
@@ -529,6 +539,18 @@ def _cut_of_units(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
         row_log_density=separated.per_unit(cut.row_log_density),
         drawn_log_density=None if drawn is None else separated.per_unit(drawn),
     )
+
+
+def _steps(
+    cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict, phi_draws: np.ndarray, prior: NormalPrior
+) -> list[str]:
+    """`find_steps` on synthetic rows, of the model as it is row by row."""
+    if not cut.has_thresholds:
+        return []
+    if separated.of_rows is not separated:
+        cut = find_cut(separated.of_rows, args, kwargs)
+    rows = synthetic_rows(separated.of_rows.private_arguments(), 16, np.random.default_rng(0))
+    return find_steps(cut.row_log_density, rows, cut.names, phi_draws[:4], np.sqrt(np.diag(prior.covariance)))
 
 
 def _has_kinks(separated: SeparableModel, args: tuple, kwargs: dict, z_draws: np.ndarray) -> bool:

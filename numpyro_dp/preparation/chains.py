@@ -53,6 +53,7 @@ class Prepared(NamedTuple):
     :ivar mirror: another hump of the posterior, of which the draws show nothing; None if none was found, and where
         there is no surrogate.
     :ivar has_arrived: whether the search ended with a step of no significance; of a surrogate `check` says it.
+    :ivar steps: coordinates along which a row's log density jumps, on synthetic rows.
     """
 
     mode: str
@@ -69,6 +70,7 @@ class Prepared(NamedTuple):
     centred: bool = False
     mirror: Mirror | None = None
     has_arrived: bool = True
+    steps: tuple[str, ...] = ()
 
 
 class Chain(Algorithm):

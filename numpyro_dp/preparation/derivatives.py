@@ -352,13 +352,14 @@ class Survey:
             clipped = self._weighted(found, bound, information)
             square = 2 * jnp.sum((clipped / bound) ** 2) - centre
             surplus = jnp.sum(clipped**2) - found.square * self._weight(found, information) ** 2
-            excesses = jnp.stack([found.clipped, found.outlying, surplus / bound**2])
+            surplus = surplus / bound**2 if self.centres else jnp.zeros_like(surplus)
+            excesses = jnp.stack([found.clipped, found.outlying, surplus])
             excesses = jnp.clip(jnp.nan_to_num(excesses), -1, 1)
             light = [excesses[:1], square[None], excesses[2:], clip_norm(distances, largest) / largest]
             light = [_LIGHT * part for part in light]
             return jnp.concatenate([light[0], excesses[1:2], *light[1:]])
 
-        norm = math.sqrt(1 + _LIGHT**2 * (4 if centre else 7)) * _ROOM
+        norm = math.sqrt(1 + _LIGHT**2 * ((3 if centre else 6) + self.centres)) * _ROOM
         found = target.release_sum(draw, seen, norm, width, may_loop=self.centres)
         # A row's distances have a norm of at most 1 here: `Survey.fit` puts them in their units.
         return found, largest / math.sqrt(points.shape[0])
@@ -547,7 +548,7 @@ def _scores_by_outcome(cut: Cut, frame: Frame, bound: jax.Array, row: tuple) -> 
     chances = jnp.where(jnp.all(jnp.isfinite(chances)), chances, 0)  # no outcome is possible
     own = row_gradient(cut, frame, row)
     shift = jnp.zeros_like(own)
-    for _ in range(CENTRE_STEPS):
+    for _ in range(2 * CENTRE_STEPS):
         moved = gradients + shift
         shift = chances @ (moved - jax.vmap(lambda x: clip_norm(x, bound))(moved))
     lengths = _norms(gradients + shift)

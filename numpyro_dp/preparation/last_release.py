@@ -200,8 +200,8 @@ def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:
     """One surrogate in the frame of `here`, from releases in several frames, weighted by their precision.
 
     A score that was taken elsewhere is carried over with the information on the way; what that may be wrong by is
-    counted as noise. Where tighter bounds left less of the score and of the information, both count as if they had left as much
-    as here.
+    counted as noise. Where tighter bounds left less of the score and of the information, both count as if they had left
+    as much as here.
     """
     found = here.found
     m = len(found.score)

@@ -238,7 +238,8 @@ def unmixed(draws: Any) -> list[str]:
         return ["four draws at least tell whether chains have converged"]
     with np.errstate(all="ignore"):
         r_hat, size = split_gelman_rubin(flat), effective_sample_size(flat)
-        stuck = not np.isfinite(flat).all() or bool(np.any(np.ptp(flat, axis=(0, 1)) == 0))
+        # Some numbers of a site may never change, such as those above the diagonal of a Cholesky factor.
+        stuck = not np.isfinite(flat).all() or any(np.all(np.ptp(leaf, axis=(0, 1)) == 0) for leaf in leaves)
     # Of independent draws R-hat is above 1 by about 1 / length.
     worst, least = float(np.nanmax(r_hat, initial=1.0)), float(np.nanmin(size, initial=np.inf))
     if not stuck and worst < 1.01 + 10 / length and least > min(400, 0.2 * chains * length):

@@ -200,7 +200,7 @@ class Parabola:
         score, information = self.exact(frame)
         scale = self._noise(draw) * math.sqrt(4)
         square, curve = bounds.score**2 * scale / 2, 4 * smallest * scale
-        noise = self._rng.normal(size=3 + len(points))
+        noise = self._rng.normal(size=4 + len(points))
         return Fit(
             clipped=scale * noise[0],
             clipped_scale=scale,
@@ -208,7 +208,8 @@ class Parabola:
             outlying_scale=scale,
             square=np.trace(information) + score @ score / self.n + square * noise[2],
             square_scale=square,
-            curve=curve * noise[3:],
+            surplus=2 * square * noise[3] if self.centres else None,
+            curve=curve * noise[4:],
             curve_scale=curve,
         )
 

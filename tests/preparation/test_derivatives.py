@@ -387,7 +387,7 @@ def test_slopes_are_quantiles_of_root_mean_squares(x64):
 
 
 def look(survey, frame, bound, points, smallest, threshold):
-    draws = searches(CURVE_GRID.num_counts), draw(3 + len(points))
+    draws = searches(CURVE_GRID.num_counts), draw(4 + len(points))
     return survey.fit(*draws, frame, Bounds(bound, 1e9), points, smallest, threshold)
 
 
@@ -408,6 +408,7 @@ def test_a_fit_is_of_sums_over_clipped_rows(threshold, relation, x64):
     squares = np.sum(clipped(gradients, bound) ** 2)
     np.testing.assert_allclose(found.curve, POWER * clipped(beyond, largest).sum(0), rtol=1e-4, atol=1e-3)
     assert found.square == pytest.approx(squares, rel=1e-4)
+    assert found.surplus is None
     np.testing.assert_allclose([found.clipped, found.outlying], 0, atol=1e-3)  # no model says how many to expect
     sensitivity, square = {"replace_one": (2, 1), "add_or_remove_one": (1, 4)}[relation]
     norm = sensitivity * MULTIPLIER * math.sqrt(1 + _LIGHT**2 * (1 + square + 1))

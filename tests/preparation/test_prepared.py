@@ -319,7 +319,7 @@ def test_copies_of_a_prepared_kernel_keep_its_result_and_have_no_budget_of_their
 
 # -- Whether to believe it --------------------------------------------------------------------------------------------
 
-ALL_IS_WELL = Check(True, 1.0, 0.4, 1.0, 0.1, 0.0, 0.0, 0.01, 0.01, 1.0, np.zeros(8), 0.1)
+ALL_IS_WELL = Check(True, 1.0, 0.4, 1.0, 0.1, 0.0, 0.0, 0.01, 0.01, 1.0, 1.0, np.zeros(8), 0.1)
 MIRROR = Mirror("`b` changes its sign", 40.0, 1.0)
 
 

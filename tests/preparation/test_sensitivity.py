@@ -106,7 +106,7 @@ def ask_everything(survey, bounds, up):
     survey.bounds(led(LAST_BOUND_GRID, 2), FRAME, least, most, LAST_BOUND_GRID)
     found = survey.derivatives(of_derivatives(), FRAME, Bounds(*bounds), SHARE)
     gains, gains_scale = survey.gains(draw(len(ENDS)), FRAME.center, ENDS, bounds[0] * LINE)
-    fit = survey.fit(led(CURVE_GRID), draw(3 + len(POINTS)), FRAME, Bounds(*bounds), POINTS, 2.0**-12, 2.0)
+    fit = survey.fit(led(CURVE_GRID), draw(4 + len(POINTS)), FRAME, Bounds(*bounds), POINTS, 2.0**-12, 2.0)
     survey.slope(led(SLOPE_GRID), FRAME, PAIRS, SLOPE_GRID, 2.0**-6, 1.0)
     jax.effects_barrier()
     packed = np.append(np.diag(found.information), found.information[np.tril_indices(M, -1)] * math.sqrt(2))
@@ -118,6 +118,7 @@ def ask_everything(survey, bounds, up):
                 fit.clipped / fit.clipped_scale,
                 fit.outlying / fit.outlying_scale,
                 fit.square / fit.square_scale,
+                (fit.surplus or 0.0) / fit.square_scale / 2,
                 *fit.curve / fit.curve_scale,
             ]
         ),
@@ -221,7 +222,7 @@ def test_a_private_number_of_rows_is_nowhere_used():
         survey._target.num_rows = num_rows
         bounds = survey.bounds(searches(BOUND_GRID.num_counts, 2), FRAME, np.array([2.0**-30, 2.0**-26]), 1.5)
         fit = survey.fit(
-            searches(CURVE_GRID.num_counts), draw(3 + len(POINTS)), FRAME, Bounds(0.3, 1.0), POINTS, 2.0**-12, 2.0
+            searches(CURVE_GRID.num_counts), draw(4 + len(POINTS)), FRAME, Bounds(0.3, 1.0), POINTS, 2.0**-12, 2.0
         )
         found.append([*bounds, fit.square, *fit.curve])
     np.testing.assert_array_equal(*found)
@@ -311,9 +312,10 @@ def test_a_row_has_the_norm_that_is_claimed(density, relation, smooth, by_row):
     for bound in (1e-6, 0.3, 1e3):
         for smallest in (1e-9, 0.1, 1e6):
             found, _ = fit(rows, None, None, frame, bound, 1e9, jnp.asarray(POINTS, survey.dtype), smallest, 1.0)
-            # Outlying by 1, clipped by 1, a square of 1, or 2 where it cannot be centred, and distances of norm 1.
+            # Outlying by 1, clipped by 1, a square of 1, or 2 where it cannot be centred, a surplus of 1, and distances
+            # of norm 1.
             square = 1 if relation == "replace_one" else 4
-            reached = require(found, math.sqrt(1 + _LIGHT**2 * (1 + square + 1)))
+            reached = require(found, math.sqrt(1 + _LIGHT**2 * (1 + square + 1 + survey.centres)))
             if bound < 1 and smallest < 1:  # the parts that need no luck with the draws
                 assert norms(found.value[:, 2:]).max() > 0.99 * _LIGHT * math.sqrt(square + 1)
                 assert relation != "replace_one" or float(found.value[:, 1].max()) == 1
@@ -358,6 +360,6 @@ def test_only_samplers_may_loop(can_draw, monkeypatch):
     survey = survey_of(table(40), can_draw=can_draw)
     survey.bounds(searches(BOUND_GRID.num_counts, 2), FRAME, np.array([1e-3, 1e-6]), 2.0)
     survey.derivatives(of_derivatives(), FRAME, Bounds(0.3, 0.1), SHARE)
-    survey.fit(searches(CURVE_GRID.num_counts), draw(3 + len(POINTS)), FRAME, Bounds(0.3, 1.0), POINTS, 2.0**-12, 2.0)
+    survey.fit(searches(CURVE_GRID.num_counts), draw(4 + len(POINTS)), FRAME, Bounds(0.3, 1.0), POINTS, 2.0**-12, 2.0)
     assert [name for name, _ in asked] == ["find_bounds", "release_sum", "find_bounds", "release_sum"]
     assert {may_loop for _, may_loop in asked} == {can_draw}

@@ -18,6 +18,7 @@ from numpyro_dp.preparation.verdict import (
     Check,
     _moved,
     _variance,
+    _varied,
     check,
     find_mirror,
     reasons,
@@ -38,6 +39,7 @@ WELL = Check(
     clipped_noise=0.001,
     outlying_noise=0.001,
     variance=1.0,
+    varied=1.0,
     curve=np.array([0.1, -0.1, 0.0, 0.2, 0.0, 0.1, -0.3, 0.1]),
     curve_noise=0.15,
 )
@@ -69,7 +71,7 @@ def bent(by, k=8):
             ("5.0% more of them", "are far further out than what it draws (noise", "missing covariate"),
         ),
         ({"clipped": 0.07, "outlying": 0.05}, ("7.0% more of them",)),
-        ({"variance": 0.3}, ("vary only 0.3 times", "narrower prior")),
+        ({"varied": 0.3}, ("vary only 0.3 times", "narrower prior")),
         ({"curve": bent(-2.0)}, ("is 2.0 from the quadratic", "noise of that 0.1", "`DPPenalty`")),
         ({"curve": np.array([0.0] * 7 + [9.0])}, ("is 3.2 from the quadratic",)),
     ],
@@ -114,7 +116,8 @@ def test_a_reason_is_given_with_its_number_and_a_way_out(changes, parts):
         {"curve": bent(0.99), "curve_noise": 1e-6},
         {"curve": bent(5.0), "curve_noise": 4.0},
         {"curve": bent(0.0)},
-        {"variance": 0.5},
+        {"varied": 0.5},
+        {"variance": 0.3},  # where the model says so: what is rare is clipped
     ],
     ids=str,
 )
@@ -222,7 +225,7 @@ def test_the_last_look_is_reported_as_a_share_of_the_rows():
     assert uncentred.clipped is uncentred.outlying is None
 
 
-FIT = Fit(0.0, 1.0, 0.0, 1.0, 0.0, 1e-9, np.zeros(8), 1.0)
+FIT = Fit(0.0, 1.0, 0.0, 1.0, 0.0, 1e-9, None, np.zeros(8), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +241,24 @@ def test_the_variance_is_the_ratio_of_traces_but_1_where_noise_hides_it(ratio, n
     trace = np.trace(change.T @ surrogate.curvature @ change)
     fit = FIT._replace(square=ratio * trace / 0.25, square_scale=max(noise, 1e-12) * trace / 0.25)
     assert _variance(survey, fit, surrogate, frame, stages[-1], float(N)) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("square", "surplus", "scale", "expected"),
+    [
+        (3.0, 0.0, 1e-9, 1.0),  # as the model says, whatever it is
+        (3.0, -7.0, 1e-9, 0.3),
+        (3.0, 1.5, 1e-9, 2.0),
+        (3.0, -7.0, 1.0, 0.65),  # noise of .2 of what is expected
+        (3.0, -7.0, 1e3, 1.0),
+        (-0.1, -0.2, 0.05, 0.96),  # all noise
+    ],
+)
+def test_scores_are_as_varied_as_the_model_says_unless_noise_hides_it(square, surplus, scale, expected):
+    surrogate = Surrogate(Frame(np.zeros(1), np.eye(1)), np.zeros(1), np.eye(1), np.eye(1), 0.0, 0.7)
+    fit = FIT._replace(square=square, square_scale=scale, surplus=surplus)
+    assert _varied(fit, surrogate) == pytest.approx(expected, abs=0.06)
+    assert _varied(fit._replace(surplus=None), surrogate) == 0.7
 
 
 # -- Chains ------------------------------------------------------------------------------------------------------------
@@ -257,6 +278,9 @@ def test_chains_that_agree_are_not_doubted():
         assert unmixed(draws_of(seed=seed)) == []
     assert unmixed(draws_of((1, 50, 3))) == []
     assert unmixed({}) == []
+    factor = np.zeros((4, 500, 2, 2))
+    factor[..., 0, 0], factor[..., 1, :] = 1, draws_of()["b"]  # as of a Cholesky factor
+    assert unmixed({"factor": factor}) == []
     assert unmixed({"none": np.zeros((4, 500, 0))}) == []
 
 
