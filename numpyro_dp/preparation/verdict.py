@@ -44,7 +44,8 @@ class Check(NamedTuple):
     :ivar clipped_noise, outlying_noise: standard deviations of the noise in these; of the rows' own chance, too, in the
         second.
     :ivar variance: of the clipped scores over the information, as released: that of the surrogate.
-    :ivar varied: that over what the model expects of it, clips included: 1. Where no model tells, the variance.
+    :ivar varied: by how many standard deviations of noise the clipped scores vary by more than half of what the model
+        expects; None where no model tells.
     :ivar curve: by how much the log likelihood is above a quadratic, at each of some points of about a posterior's
         width: 0.
     :ivar curve_noise: standard deviation of the noise in it.
@@ -60,7 +61,7 @@ class Check(NamedTuple):
     clipped_noise: float
     outlying_noise: float
     variance: float
-    varied: float
+    varied: float | None
     curve: np.ndarray
     curve_noise: float
 
@@ -106,7 +107,7 @@ def check(
         clipped_noise=fit.clipped_scale / n,
         outlying_noise=math.hypot(fit.outlying_scale / n, _OF_SAMPLING / math.sqrt(n)),
         variance=surrogate.variance,
-        varied=_varied(fit, surrogate),
+        varied=_varied(fit),
         curve=fit.curve,
         curve_noise=fit.curve_scale,
     ), surrogate
@@ -125,14 +126,11 @@ def _variance(survey: Survey, fit: Fit, surrogate: Surrogate, frame: Frame, last
     return float(np.clip(weight * ratio + (1 - weight), 0.3, 3.0))
 
 
-def _varied(fit: Fit, surrogate: Surrogate) -> float:
-    """`Check.varied`."""
+def _varied(fit: Fit) -> float | None:
+    """`Check.varied`. The surplus has twice the noise of the square."""
     if fit.surplus is None:
-        return surrogate.variance
-    expected = max(fit.square - fit.surplus, fit.square_scale)
-    noise = 2 * fit.square_scale / expected  # of the surplus
-    weight = 1 / (1 + (noise / 0.2) ** 2)
-    return weight * max(fit.square, 0.0) / expected + (1 - weight)
+        return None
+    return (fit.square - (fit.square - fit.surplus) / 2) / (math.sqrt(5) / 2 * fit.square_scale)
 
 
 def _moved(here: LastRelease, guide: Surrogate, prior: NormalPrior) -> tuple[float, float]:
@@ -169,8 +167,9 @@ gross outliers are some 4 standard deviations."""
 MOST_SURPRISING = 0.005
 MOST_CURVED = 1.0
 MOST_VARIED = 2.0
-LEAST_VARIED = 0.5
-"""Of what the model expects. Of a table in which all outcomes are the same, or nearly, rows vary hardly at all."""
+LEAST_VARIED, CLEARLY_VARIED = 0.5, 2.0
+"""Of a table in which all outcomes are the same, or nearly, rows vary hardly at all; everyday models have .8 to 1.3.
+Where an outcome is rare, clipped scores vary as little, too, but not less than the model expects."""
 
 
 def reasons(check: Check) -> list[str]:
@@ -206,9 +205,9 @@ def reasons(check: Check) -> list[str]:
             "are too narrow for rows that are not as the model says, or the place is wrong. Another law or a larger "
             "eps would help"
         )
-    if check.varied < LEAST_VARIED:
+    if check.variance < LEAST_VARIED and not (check.varied is not None and check.varied > CLEARLY_VARIED):
         found.append(
-            f"the rows' scores vary only {check.varied:.1f} times as much as the model says (1 if it holds), as "
+            f"the rows' scores vary only {check.variance:.1f} times as much as the model says (1 if it holds), as "
             "where (nearly) all outcomes are the same: then the prior decides how far the parameters go, and the "
             "quadratic that stands for the likelihood does not reach there. A narrower prior would help"
         )

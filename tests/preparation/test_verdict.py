@@ -39,7 +39,7 @@ WELL = Check(
     clipped_noise=0.001,
     outlying_noise=0.001,
     variance=1.0,
-    varied=1.0,
+    varied=10.0,
     curve=np.array([0.1, -0.1, 0.0, 0.2, 0.0, 0.1, -0.3, 0.1]),
     curve_noise=0.15,
 )
@@ -71,7 +71,7 @@ def bent(by, k=8):
             ("5.0% more of them", "are far further out than what it draws (noise", "missing covariate"),
         ),
         ({"clipped": 0.07, "outlying": 0.05}, ("7.0% more of them",)),
-        ({"varied": 0.3}, ("vary only 0.3 times", "narrower prior")),
+        ({"variance": 0.3, "varied": 1.9}, ("vary only 0.3 times", "narrower prior")),
         ({"curve": bent(-2.0)}, ("is 2.0 from the quadratic", "noise of that 0.1", "`DPPenalty`")),
         ({"curve": np.array([0.0] * 7 + [9.0])}, ("is 3.2 from the quadratic",)),
     ],
@@ -116,13 +116,17 @@ def test_a_reason_is_given_with_its_number_and_a_way_out(changes, parts):
         {"curve": bent(0.99), "curve_noise": 1e-6},
         {"curve": bent(5.0), "curve_noise": 4.0},
         {"curve": bent(0.0)},
-        {"varied": 0.5},
-        {"variance": 0.3},  # where the model says so: what is rare is clipped
+        {"variance": 0.5, "varied": 0.0},
+        {"variance": 0.3, "varied": 2.1},  # as the model says: what is rare is clipped
     ],
     ids=str,
 )
 def test_what_is_small_or_may_be_noise_is_no_reason(changes):
     assert reasons(WELL._replace(**changes)) == []
+
+
+def test_scores_that_hardly_vary_are_a_reason_where_no_model_tells_why():
+    assert "vary only 0.3 times" in reasons(WELL._replace(variance=0.3, varied=None))[0]
 
 
 def test_all_reasons_at_once():
@@ -244,21 +248,12 @@ def test_the_variance_is_the_ratio_of_traces_but_1_where_noise_hides_it(ratio, n
 
 
 @pytest.mark.parametrize(
-    ("square", "surplus", "scale", "expected"),
-    [
-        (3.0, 0.0, 1e-9, 1.0),  # as the model says, whatever it is
-        (3.0, -7.0, 1e-9, 0.3),
-        (3.0, 1.5, 1e-9, 2.0),
-        (3.0, -7.0, 1.0, 0.65),  # noise of .2 of what is expected
-        (3.0, -7.0, 1e3, 1.0),
-        (-0.1, -0.2, 0.05, 0.96),  # all noise
-    ],
+    ("square", "surplus", "expected"),
+    [(3.0, 0.0, 1.5), (3.0, -3.0, 0.0), (3.0, -9.0, -3.0), (3.0, 1.0, 2.0), (3.0, None, None)],
 )
-def test_scores_are_as_varied_as_the_model_says_unless_noise_hides_it(square, surplus, scale, expected):
-    surrogate = Surrogate(Frame(np.zeros(1), np.eye(1)), np.zeros(1), np.eye(1), np.eye(1), 0.0, 0.7)
-    fit = FIT._replace(square=square, square_scale=scale, surplus=surplus)
-    assert _varied(fit, surrogate) == pytest.approx(expected, abs=0.06)
-    assert _varied(fit._replace(surplus=None), surrogate) == 0.7
+def test_how_clearly_scores_vary_by_more_than_half_of_what_the_model_says(square, surplus, expected):
+    found = _varied(FIT._replace(square=square, square_scale=2 / math.sqrt(5), surplus=surplus))
+    assert found == (expected if expected is None else pytest.approx(expected))
 
 
 # -- Chains ------------------------------------------------------------------------------------------------------------
