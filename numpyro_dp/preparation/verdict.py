@@ -49,6 +49,7 @@ class Check(NamedTuple):
     :ivar curve: by how much the log likelihood is above a quadratic, at each of some points of about a posterior's
         width: 0.
     :ivar curve_noise: standard deviation of the noise in it.
+    :ivar width: of the posterior, in units of these points' distance: 1, or less where clipped scores vary less.
     """
 
     has_arrived: bool
@@ -64,6 +65,7 @@ class Check(NamedTuple):
     varied: float | None
     curve: np.ndarray
     curve_noise: float
+    width: float = 1.0
 
 
 def check(
@@ -110,7 +112,17 @@ def check(
         varied=_varied(fit),
         curve=fit.curve,
         curve_noise=fit.curve_scale,
+        width=_width(surrogate, precision, frame),
     ), surrogate
+
+
+def _width(surrogate: Surrogate, prior_precision: np.ndarray, frame: Frame) -> float:
+    """`Check.width`: the root of the posterior's mean variance in `frame`, at most 1."""
+    inverse = np.linalg.inv(surrogate.curvature + prior_precision)
+    spread = surrogate.variance * surrogate.curvature + surrogate.score_covariance + prior_precision
+    change = np.linalg.solve(np.asarray(frame.whitening), np.asarray(surrogate.frame.whitening))
+    covariance = change @ inverse @ spread @ inverse @ change.T
+    return math.sqrt(min(float(np.trace(covariance)) / len(covariance), 1.0))
 
 
 def _variance(survey: Survey, fit: Fit, surrogate: Surrogate, frame: Frame, last: LastRelease, n: float) -> float:
@@ -212,12 +224,14 @@ def reasons(check: Check) -> list[str]:
             "quadratic that stands for the likelihood does not reach there. A narrower prior would help"
         )
     curve, noise = float(np.sqrt(np.mean(check.curve**2))), check.curve_noise
-    excess = math.sqrt(max(curve**2 - noise**2, 0.0))
+    # What is beyond a quadratic is cubic, to begin with.
+    excess = check.width**3 * math.sqrt(max(curve**2 - noise**2, 0.0))
     # Of k squares of noise, whose mean has a relative standard deviation of sqrt(2 / k).
     if curve**2 > noise**2 * (1 + CLEAR * math.sqrt(2 / len(check.curve))) and excess > MOST_CURVED:
         found.append(
-            f"within a posterior's width the log likelihood is {excess:.1f} from the quadratic that stands for it "
-            f"(noise of that {noise:.1g}). Parameters in which it is closer to a normal one, or `DPPenalty`, would help"
+            f"within a posterior's width the log likelihood is {excess:.1f} from the quadratic that stands for it (noise "
+            f"of that {check.width**3 * noise:.1g}). Parameters in which it is closer to a normal one, or `DPPenalty`, "
+            "would help"
         )
     return found
 

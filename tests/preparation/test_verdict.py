@@ -19,6 +19,7 @@ from numpyro_dp.preparation.verdict import (
     _moved,
     _variance,
     _varied,
+    _width,
     check,
     find_mirror,
     reasons,
@@ -116,6 +117,7 @@ def test_a_reason_is_given_with_its_number_and_a_way_out(changes, parts):
         {"curve": bent(0.99), "curve_noise": 1e-6},
         {"curve": bent(5.0), "curve_noise": 4.0},
         {"curve": bent(0.0)},
+        {"curve": bent(7.9), "width": 0.5},
         {"variance": 0.5, "varied": 0.0},
         {"variance": 0.3, "varied": 2.1},  # as the model says: what is rare is clipped
     ],
@@ -123,6 +125,24 @@ def test_a_reason_is_given_with_its_number_and_a_way_out(changes, parts):
 )
 def test_what_is_small_or_may_be_noise_is_no_reason(changes):
     assert reasons(WELL._replace(**changes)) == []
+
+
+def test_a_curve_counts_at_the_width_of_the_posterior():
+    """Where scores are clipped and vary less than the information says, that is narrower than the frame."""
+    assert "is 2.0 from the quadratic" in reasons(WELL._replace(curve=bent(16.0), width=0.5))[0]
+    rng = np.random.default_rng(0)
+    curvature, precision = positive(rng, M), 0.1 * positive(rng, M)
+    frame = Frame(np.zeros(M), np.eye(M))
+    whitening = np.linalg.inv(np.linalg.cholesky(curvature + precision)).T
+    for variance, noise, expected in ((1.0, 0.0, 1.0), (0.3, 0.0, None), (1.0, 9.0, 1.0)):
+        surrogate = Surrogate(frame, np.zeros(M), noise * np.eye(M), curvature, 0.0, variance)
+        found = _width(surrogate, precision, Frame(np.zeros(M), whitening))
+        if expected is None:  # the prior's part does not shrink
+            assert (
+                math.sqrt(0.3) < found < math.sqrt(0.3 + 0.7 * np.linalg.norm(precision @ np.linalg.inv(curvature), 2))
+            )
+        else:
+            assert found == pytest.approx(expected)
 
 
 def test_scores_that_hardly_vary_are_a_reason_where_no_model_tells_why():
