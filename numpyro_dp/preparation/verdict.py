@@ -229,9 +229,9 @@ def reasons(check: Check) -> list[str]:
     # Of k squares of noise, whose mean has a relative standard deviation of sqrt(2 / k).
     if curve**2 > noise**2 * (1 + CLEAR * math.sqrt(2 / len(check.curve))) and excess > MOST_CURVED:
         found.append(
-            f"within a posterior's width the log likelihood is {excess:.1f} from the quadratic that stands for it (noise "
-            f"of that {check.width**3 * noise:.1g}). Parameters in which it is closer to a normal one, or `DPPenalty`, "
-            "would help"
+            f"within a posterior's width the log likelihood is {excess:.1f} from the quadratic that stands for it "
+            f"(noise of that {check.width**3 * noise:.1g}). Parameters in which it is closer to a normal one, or "
+            "`DPPenalty`, would help"
         )
     return found
 
