@@ -529,7 +529,7 @@ def _now() -> AbstractContextManager:
 
 
 def _cut_of_units(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
-    cut = find_cut(separated.of_rows, args, kwargs, enumerates=separated.of_rows is separated)
+    cut = find_cut(separated.of_rows, args, kwargs, separated.of_rows is separated)
     if separated.of_rows is separated:
         return cut
     drawn = cut.drawn_log_density

@@ -103,8 +103,8 @@ def _same_world(monkeypatch, tmp_path):
         key = "model", model, base._signature(args, kwargs), kinds, str(options)
         return once(lambda: separate(model, args, kwargs, *options), *key)
 
-    def cut_once(separated, args, kwargs):
-        return once(lambda: (find_cut(separated, args, kwargs), separated), "cut", id(separated))[0]
+    def cut_once(separated, args, kwargs, *options):
+        return once(lambda: (find_cut(separated, args, kwargs, *options), separated), "cut", id(separated), *options)[0]
 
     def survey_once(of, cut, is_smooth):
         key = "survey", id(cut.coordinates), id(cut.row_log_density), is_smooth, of._relation, of.power
