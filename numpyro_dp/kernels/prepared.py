@@ -23,7 +23,7 @@ from numpyro.util import is_prng_key
 from numpyro_dp.accounting import gaussian_rho, noise_multiplier_for
 from numpyro_dp.cut import Cut, find_cut
 from numpyro_dp.kernels.base import Algorithm, DPKernel, DPState
-from numpyro_dp.kernels.target import Grid, PrivateTarget
+from numpyro_dp.kernels.target import PrivateTarget
 from numpyro_dp.ledger import PrivacyBudgetError, Releases, Wanted
 from numpyro_dp.mechanisms import Gaussian, Mechanism, bounds_per_row
 from numpyro_dp.model import SeparableModel
@@ -33,7 +33,7 @@ from numpyro_dp.preparation.derivatives import Survey, has_kinks, is_centred
 from numpyro_dp.preparation.fund import RESERVE, Fund, Wish
 from numpyro_dp.preparation.last_release import last_releases, recentred
 from numpyro_dp.preparation.options import Preparation, require_draws, require_hope, warn_if_blurred
-from numpyro_dp.preparation.row_slopes import find_slope
+from numpyro_dp.preparation.row_slopes import SLOPE_GRID, find_slope
 from numpyro_dp.preparation.search import Found, NormalPrior, place_of, rough_normal, search
 from numpyro_dp.preparation.start import start_near
 from numpyro_dp.preparation.steps import find_steps
@@ -44,7 +44,6 @@ from numpyro_dp.subsampling import ALL_ROWS, Batches
 from numpyro_dp.symmetry import Symmetry, find_symmetries
 from numpyro_dp.synthetic import synthetic_rows
 
-SLOPE_GRID = Grid(2.0**0.5, 6)
 PRIOR_DRAWS = 1000
 OWN_SHARE = 0.3
 """Of the budget, for the preparation of a kernel that goes on with its own chain."""
@@ -147,9 +146,7 @@ class PreparedKernel(DPKernel):
         return _CLIPS.get(kind, "")
 
     def _describe_exactness(self) -> str:
-        if self._preparation is None:
-            return super()._describe_exactness()
-        if self._has_own_chain:
+        if self._preparation is None or self._has_own_chain:
             return super()._describe_exactness()
         where = {
             "surrogate": "the log likelihood is close to a quadratic in the coordinates of the release, and few rows' "
@@ -191,8 +188,8 @@ class PreparedKernel(DPKernel):
         found = [] if self._result.check is None else reasons(self._result.check)
         if self._result.steps:
             found.append(
-                f"the likelihood has steps along {', '.join(self._result.steps)}, of which derivatives, and so the "
-                "release, say nothing. A smooth change in the model (`jax.nn.sigmoid`, not a comparison) would help"
+                f"the likelihood has steps along {', '.join(self._result.steps)}, of which derivatives, and so this "
+                "posterior, know nothing. A smooth change in the model (`jax.nn.sigmoid`, not a comparison) would help"
             )
         if not self._result.has_arrived:
             found.append(
@@ -414,8 +411,9 @@ class PreparedKernel(DPKernel):
             fund,
             found.num_rows,
         )
+        steps = begun.steps if kind == "grad" else ()  # an acceptance test sees them
         self._clips, self._default_clips = {kind: slope}, ()
-        return prepared._replace(slope=slope)
+        return prepared._replace(slope=slope, steps=steps)
 
     def _make_chain(
         self, prepared: Prepared, cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict

@@ -252,7 +252,6 @@ class StochasticGradientKernel(PreparedKernel):
             )
 
     def _initial_step_size(self, num_rows: int) -> float:
-        """Of the first iteration, but for what the noise allows."""
         if callable(self._step_size):
             with jax.ensure_compile_time_eval():
                 return float(self._step_size(jnp.ones(())))

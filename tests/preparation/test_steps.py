@@ -7,7 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_dp import DPHMC, Preparation
+from numpyro_dp import DPHMC, DPSGLD, Preparation
 from numpyro_dp.cut import find_cut
 from numpyro_dp.model import separate
 from numpyro_dp.preparation.steps import find_steps
@@ -59,8 +59,9 @@ def test_parameters_that_are_compared_with_rows_are_known_from_the_graph(model, 
     assert cut.has_thresholds is expected
 
 
-def test_a_posterior_of_a_likelihood_with_steps_is_not_to_be_trusted():
-    kernel = DPHMC(step, eps=3.0, prepare=Preparation(force=True), num_iterations=1)
+@pytest.mark.parametrize("sampler", [DPHMC, DPSGLD])
+def test_a_posterior_of_a_likelihood_with_steps_is_not_to_be_trusted(sampler):
+    kernel = sampler(step, eps=3.0, prepare=Preparation(force=True), num_iterations=1)
     kernel.prepare(DAY, Y)
     assert kernel.prepared.steps == ("change",)
     (reason,) = [text for text in kernel.privacy.posterior.reasons if "steps" in text]
