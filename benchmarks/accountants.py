@@ -18,8 +18,8 @@ import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 
-from numpyro_dp.accounting import ACCOUNTANTS, Releases, compare, composed_eps
-from numpyro_dp.mechanisms import (
+from numpyro_dp.privacy.accounting import ACCOUNTANTS, Releases, compare, composed_eps
+from numpyro_dp.privacy.mechanisms import (
     BarkerBatch,
     FixedBatchGaussian,
     Gaussian,

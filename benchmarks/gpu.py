@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from speed import table
 
-import numpyro_dp.gradients
-from numpyro_dp.clipping import GRID
+import numpyro_dp.fast.gradients
+from numpyro_dp.privacy.clipping import GRID
 
 
 def gpu() -> jax.Device | None:
@@ -37,7 +37,7 @@ def steps(device: jax.Device) -> np.ndarray:
             return jnp.sum(row[1] * eta - jax.nn.softplus(eta))
 
         shape = jax.ShapeDtypeStruct(z.shape, z.dtype)
-        sums = numpyro_dp.gradients.RowSums(density, (X, y), shape, jax.ensure_compile_time_eval)
+        sums = numpyro_dp.fast.gradients.RowSums(density, (X, y), shape, jax.ensure_compile_time_eval)
         both = jax.jit(lambda z: (sums.gradient(z, 1.0), sums.log_ratio(z, z + 0.01, 1.0)))(z)
         return np.concatenate([np.ravel(np.asarray(s.hi, float) * 2**24 + np.asarray(s.lo)) for s in both]) / GRID
 

@@ -2,7 +2,7 @@
 
 A function that iterates until its slowest element has converged tells by its time about one row, and may stall a run.
 Of each function the time with one hostile number (or pair of numbers) is shown, as a multiple of the time without: the
-worst over a grid of them, the fastest of 30 calls. What is refused of a row (`numpyro_dp.isolation`) is marked.
+worst over a grid of them, the fastest of 30 calls. What is refused of a row (`numpyro_dp.privacy.isolation`) is marked.
 
     python benchmarks/hostile_time.py
 """
@@ -17,7 +17,7 @@ import jax.scipy.special as special
 import numpy as np
 from jax import lax
 
-from numpyro_dp.isolation import RowsMeetError, alone
+from numpyro_dp.privacy.isolation import RowsMeetError, alone
 
 _ENDS = [0.0, 1e-45, 1e-38, 1e-10, 1e-3, 0.3, 0.5, 1 - 6e-8, 1.0, 1 + 2e-7, 2.0, 7.5, 30.0, 170.0]
 _ENDS += [1e3, 1e4, 1e5, 1e6, 3e7, 1e9, 1e15, 1e30, 3e38, np.inf]

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dp.accounting import gaussian_rho
-from numpyro_dp.cut import find_cut
-from numpyro_dp.model import separate
+from numpyro_dp.model.coordinates import find_cut
+from numpyro_dp.model.separate import separate
+from numpyro_dp.privacy.accounting import gaussian_rho
 
 
 def limit(scores: np.ndarray, precision: np.ndarray, rho: float) -> float:

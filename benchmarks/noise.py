@@ -11,9 +11,9 @@ import time
 
 import numpy as np
 
-from numpyro_dp.clipping import GRID
-from numpyro_dp.mechanisms import Gaussian
-from numpyro_dp.noise import NoiseSource
+from numpyro_dp.privacy.clipping import GRID
+from numpyro_dp.privacy.mechanisms import Gaussian
+from numpyro_dp.privacy.noise import NoiseSource
 
 MECHANISM, TURNS = Gaussian(3.0), 5_000
 

@@ -30,7 +30,7 @@ from numpyro.infer import NUTS, init_to_median, init_to_sample
 from zoo import PROBLEMS
 
 from numpyro_dp import DPHMC, MCMC, PosteriorWarning, PrivacyBudgetError, UnsupportedModelError
-from numpyro_dp.accounting import gaussian_rho
+from numpyro_dp.privacy.accounting import gaussian_rho
 
 
 def flat(samples, sites):

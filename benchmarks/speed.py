@@ -33,7 +33,7 @@ import numpyro.infer
 from jax import lax
 
 import numpyro_dp
-from numpyro_dp.kernels.target import PrivateTarget
+from numpyro_dp.chain.target import PrivateTarget
 
 NUM_STEPS = 10  # leapfrog steps
 SHAPES = ((100_000, 20), (100_000, 200), (1_000_000, 20))
@@ -242,7 +242,7 @@ def profile(options: argparse.Namespace) -> None:
         X, y = private
         return jnp.sum(dist.Bernoulli(logits=X @ z).log_prob(y))
 
-    sums = numpyro_dp.gradients.RowSums(density, data, jax.ShapeDtypeStruct(z.shape, z.dtype), once)
+    sums = numpyro_dp.fast.gradients.RowSums(density, data, jax.ShapeDtypeStruct(z.shape, z.dtype), once)
 
     def repeated(part: Callable) -> Callable:
         def loop(z, count):
@@ -299,7 +299,7 @@ def zoo(options: argparse.Namespace) -> None:
 
 def enlarged(case, rows: int) -> tuple:
     """The arguments of a model with as many rows, repeated."""
-    separated = numpyro_dp.model.separate(case.model, case.args, case.kwargs, **case.options)
+    separated = numpyro_dp.model.separate.separate(case.model, case.args, case.kwargs, **case.options)
     leaves, treedef = jax.tree.flatten((case.args, case.kwargs))
     leaves = [
         jnp.asarray(np.resize(np.asarray(leaf), (rows, *np.shape(leaf)[1:]))) if argument.private else leaf

@@ -16,8 +16,8 @@ from experiments import metrics, runs
 from experiments.dp_hmc import OURS
 from experiments.models import PROBLEMS, flat
 from experiments.runs import SGLD, Barker, Default, Experiment, Job, Record, Size, markdown, summary
-from numpyro_dp.accounting import composed_eps
-from numpyro_dp.mechanisms import BarkerBatch
+from numpyro_dp.privacy.accounting import composed_eps
+from numpyro_dp.privacy.mechanisms import BarkerBatch
 
 ROWS, BATCH, ITERATIONS, DELTA = 1_000_000, 1000, 20_000, 1e-6
 SAMPLER = Barker(step=0.1, batch=BATCH)

@@ -22,7 +22,7 @@ from experiments import metrics, runs
 from experiments.models import PROBLEMS, Problem, flat, make_softmax
 from experiments.runs import Experiment, Job, Record, Size, markdown, summary
 from numpyro_dp import DPHMC, DPSGHMC, MCMC, PoissonBatches, decreasing_steps
-from numpyro_dp.accounting import composed_eps
+from numpyro_dp.privacy.accounting import composed_eps
 
 # -- Phase space -------------------------------------------------------------------------------------------------------
 

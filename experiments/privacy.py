@@ -11,7 +11,7 @@ from benchmarks import accountants
 from experiments import dp_hmc, raisa, runs
 from experiments.models import PROBLEMS
 from experiments.runs import Experiment, Job, Record, Size, markdown
-from numpyro_dp.accounting import composed_eps, zcdp_eps
+from numpyro_dp.privacy.accounting import composed_eps, zcdp_eps
 
 PAPER: dict[tuple[str, str, float], tuple[int, str]] = {
     ("banana", "DP-penalty", 4.0): (2028, ""),

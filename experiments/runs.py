@@ -24,9 +24,9 @@ from tqdm import tqdm
 from experiments import metrics
 from experiments.models import Problem, flat
 from numpyro_dp import DPHMC, DPSGLD, DPSGNHT, MCMC, DPBarker, DPPenalty, FixedBatches
-from numpyro_dp.accounting import Releases, composed_eps, gaussian_rho
 from numpyro_dp.kernels.base import DPKernel
-from numpyro_dp.mechanisms import BarkerBatch, FixedBatchGaussian, Gaussian
+from numpyro_dp.privacy.accounting import Releases, composed_eps, gaussian_rho
+from numpyro_dp.privacy.mechanisms import BarkerBatch, FixedBatchGaussian, Gaussian
 
 OUTPUT = Path(__file__).resolve().parents[1] / "benchmark-output" / "experiments"
 

@@ -1,9 +1,6 @@
 """Differentially private MCMC for NumPyro."""
 
 from numpyro_dp.arviz import to_arviz
-from numpyro_dp.auditing import AuditResult, audit
-from numpyro_dp.budget import PrivacyBudget
-from numpyro_dp.families import ExponentialFamily
 from numpyro_dp.kernels.barker import DPBarker
 from numpyro_dp.kernels.exponential_family import DPExponentialFamily
 from numpyro_dp.kernels.hmc import DPHMC
@@ -12,15 +9,18 @@ from numpyro_dp.kernels.sghmc import DPSGHMC
 from numpyro_dp.kernels.sgld import DPSGLD
 from numpyro_dp.kernels.sgnht import DPSGNHT
 from numpyro_dp.kernels.stochastic_gradient import decreasing_steps
-from numpyro_dp.ledger import PrivacyBudgetError
 from numpyro_dp.mcmc import MCMC
-from numpyro_dp.model import UnsupportedModelError
-from numpyro_dp.planning import RunPlan, plan
+from numpyro_dp.model.arguments import UnsupportedModelError
+from numpyro_dp.model.families import ExponentialFamily
 from numpyro_dp.preparation import Preparation
-from numpyro_dp.rehearsal import Rehearsal, rehearse
+from numpyro_dp.privacy.batches import FixedBatches, PoissonBatches
+from numpyro_dp.privacy.budget import PrivacyBudget
+from numpyro_dp.privacy.ledger import PrivacyBudgetError
 from numpyro_dp.report import Posterior, PosteriorWarning, PrivacyReport
-from numpyro_dp.subsampling import FixedBatches, PoissonBatches
-from numpyro_dp.sums import NoisySum, release_sum
+from numpyro_dp.tools.auditing import AuditResult, audit
+from numpyro_dp.tools.planning import RunPlan, plan
+from numpyro_dp.tools.rehearsal import Rehearsal, rehearse
+from numpyro_dp.tools.sums import NoisySum, release_sum
 
 __version__ = "0.2.0"
 

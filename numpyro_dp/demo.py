@@ -33,8 +33,8 @@ from numpyro.infer import MCMC as ExactMCMC
 from numpyro.infer import NUTS
 
 from numpyro_dp import DPHMC, MCMC, PrivacyBudgetError, PrivacyReport, to_arviz
-from numpyro_dp.accounting import gaussian_eps
 from numpyro_dp.plots import plot_posteriors
+from numpyro_dp.privacy.accounting import gaussian_eps
 from numpyro_dp.report import round_up
 
 # -- The data ----------------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from numpyro.infer import mcmc as numpyro_mcmc
 
-from numpyro_dp.budget import PrivacyBudget
 from numpyro_dp.kernels.base import DPKernel
+from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.report import PrivacyReport
 
 

@@ -2,8 +2,8 @@
 
 Each owner runs the same kernel with the same public random key on its own rows, in its own process. In every iteration
 it adds its own noise to its own clipped sum, and `Owners.exchange` gives every owner the noisy sums of all (Yıldırım
-2017, section 3.2.2). They are whole steps of the grid of `numpyro_dp.noise`, so that the total is an exact integer and
-all owners take bit-identical decisions.
+2017, section 3.2.2). They are whole steps of the grid of `numpyro_dp.privacy.noise`, so that the total is an exact
+integer and all owners take bit-identical decisions.
 
 *What crosses the network*: for each exchange an owner's noisy sums (8 bytes a number) under a hash of a public tag; at
 the start hashes of the public configuration; at the end that an owner has left, and whom it waited for in vain.

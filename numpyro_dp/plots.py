@@ -12,18 +12,19 @@ import numpy as np
 from scipy.special import ndtr
 from scipy.stats import binom, gaussian_kde
 
-from numpyro_dp import accounting
-from numpyro_dp.ledger import Releases, flat_releases
-from numpyro_dp.mechanisms import BarkerBatch, LogisticBit
-from numpyro_dp.planning import FEW_DRAWS, GOOD_ERROR, MANY_DRAWS, ROUGH_ERROR, RunPlan
+from numpyro_dp.chain.worth import FEW_DRAWS, GOOD_ERROR, MANY_DRAWS, ROUGH_ERROR
+from numpyro_dp.privacy import accounting
+from numpyro_dp.privacy.ledger import Releases, flat_releases
+from numpyro_dp.privacy.mechanisms import BarkerBatch, LogisticBit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from numpyro_dp.auditing import AuditResult
-    from numpyro_dp.rehearsal import Rehearsal
     from numpyro_dp.report import PrivacyReport
+    from numpyro_dp.tools.auditing import AuditResult
+    from numpyro_dp.tools.planning import RunPlan
+    from numpyro_dp.tools.rehearsal import Rehearsal
 
 _COLOURS = (
     "#9a9a9a",
@@ -120,7 +121,7 @@ def plot_audit(result: "AuditResult") -> "Figure":
     return figure
 
 
-def plot_plan(plan: RunPlan) -> "Figure":
+def plot_plan(plan: "RunPlan") -> "Figure":
     """What each sampler can be expected to do: its error against eps, and a walk's effective draws by its clip bound.
 
     :param plan: from `numpyro_dp.plan`.

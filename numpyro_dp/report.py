@@ -10,9 +10,9 @@ from typing import Any
 
 from dp_accounting import DpEvent, SelfComposedDpEvent
 
-from numpyro_dp import accounting
-from numpyro_dp.ledger import Releases, flat_releases
-from numpyro_dp.mechanisms import Mechanism
+from numpyro_dp.privacy import accounting
+from numpyro_dp.privacy.ledger import Releases, flat_releases
+from numpyro_dp.privacy.mechanisms import Mechanism
 
 
 class PosteriorWarning(UserWarning):
@@ -162,7 +162,7 @@ class PrivacyReport:
         return accounting.composed_eps(self.committed, delta, self.neighboring_relation)
 
     def comparison(self) -> dict[str, float]:
-        """eps of the same releases by every accountant that applies: see `numpyro_dp.accounting.compare`."""
+        """eps of the same releases by every accountant that applies: see `numpyro_dp.privacy.accounting.compare`."""
         if not self.private:
             return {}
         return accounting.compare(self.committed, self.delta, self.neighboring_relation)

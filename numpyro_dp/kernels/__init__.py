@@ -1,0 +1,1 @@
+"""One private sampler a file."""

@@ -35,20 +35,21 @@ import jax
 import jax.numpy as jnp
 from jax import random
 
-from numpyro_dp.clipping import GRID
+from numpyro_dp.chain.algorithm import Step, Transition
+from numpyro_dp.chain.random_walk import RandomWalk
+from numpyro_dp.chain.target import Draw, PrivateTarget
 from numpyro_dp.kernels.barker_correction import (
     Correction,
     ExponentialCorrection,
     exponential_correction,
     logistic_correction,
 )
-from numpyro_dp.kernels.base import MetropolisOptions, Step, Transition, only
+from numpyro_dp.kernels.base import MetropolisOptions, only
 from numpyro_dp.kernels.prepared import PreparedKernel, prepare_own_chain, without_preparation
-from numpyro_dp.kernels.random_walk import RandomWalk
-from numpyro_dp.kernels.target import Draw, PrivateTarget
-from numpyro_dp.mechanisms import BarkerBatch, LogisticBit, Mechanism, bounds_per_row
 from numpyro_dp.preparation import Preparation
-from numpyro_dp.subsampling import AllRows, Batches, FixedBatches
+from numpyro_dp.privacy.batches import AllRows, Batches, FixedBatches
+from numpyro_dp.privacy.clipping import GRID
+from numpyro_dp.privacy.mechanisms import BarkerBatch, LogisticBit, Mechanism, bounds_per_row
 
 CORRECTIONS: dict[str, Callable[[float], Correction | ExponentialCorrection]] = {
     "exponential": exponential_correction,
@@ -66,7 +67,7 @@ class DPBarker(RandomWalk, PreparedKernel):
     **Formal guarantee.** All chains and all iterations, warmup and rejections included, are ``(eps, delta)``-DP under
     `neighboring_relation`. Each iteration releases one bit (the default and on batches), whose logit moves by at most
     the sensitivity (see `LogisticBit`), or which is read off a Gaussian release (`Gaussian`, `BarkerBatch`: Theorems 1
-    and 2 of Heikkilä et al. 2019, with the tighter bounds of `numpyro_dp.mechanisms`).
+    and 2 of Heikkilä et al. 2019, with the tighter bounds of `numpyro_dp.privacy.mechanisms`).
 
     :param prepare: True or a `numpyro_dp.Preparation` for a private search before the chain starts, for 30% of the
         budget. It finds where the chain starts, coordinates in which the posterior is about N(0, I), the clip bound and

@@ -8,7 +8,6 @@ whole state may be published; it holds no key from which noise was drawn.
 import dataclasses
 import math
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypedDict, TypeVar
@@ -23,14 +22,20 @@ from numpyro.infer.initialization import init_to_median
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
-from numpyro_dp.accounting import composed_eps
-from numpyro_dp.arguments import placeholder_rows
-from numpyro_dp.batching import cond_of_chains, vmap_chains
-from numpyro_dp.budget import PrivacyBudget
-from numpyro_dp.clipping import OwnerIndex, require_correct_sums
-from numpyro_dp.fingerprint import fingerprint
-from numpyro_dp.kernels.target import Draw, Exchange, Grant, PrivateTarget
-from numpyro_dp.ledger import (
+from numpyro_dp.chain.algorithm import Algorithm, Step, Transition
+from numpyro_dp.chain.target import Draw, Exchange, Grant, PrivateTarget
+from numpyro_dp.chain.worth import FEW_DRAWS, most_draws, tight_slope
+from numpyro_dp.fast.vmap import cond_of_chains, vmap_chains
+from numpyro_dp.model.arguments import placeholder_rows
+from numpyro_dp.model.separable import SeparableModel, released_model
+from numpyro_dp.model.separate import separate
+from numpyro_dp.model.units import group_rows, require_same_groups
+from numpyro_dp.privacy.accounting import composed_eps
+from numpyro_dp.privacy.batches import AllRows, Batch, Batches, as_batches
+from numpyro_dp.privacy.budget import PrivacyBudget
+from numpyro_dp.privacy.clipping import OwnerIndex, require_correct_sums
+from numpyro_dp.privacy.fingerprint import fingerprint
+from numpyro_dp.privacy.ledger import (
     Ledger,
     Plan,
     PrivacyBudgetError,
@@ -41,14 +46,10 @@ from numpyro_dp.ledger import (
     plan_for_budget,
     plan_for_noise,
 )
-from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS, Gaussian, Mechanism, size_is_public
-from numpyro_dp.model import SeparableModel, released_model, separate
-from numpyro_dp.noise import GridNoise, NoiseSource
-from numpyro_dp.planning import FEW_DRAWS, most_draws, tight_slope
+from numpyro_dp.privacy.mechanisms import NEIGHBORING_RELATIONS, Gaussian, Mechanism, size_is_public
+from numpyro_dp.privacy.noise import GridNoise, NoiseSource
+from numpyro_dp.privacy.sharding import Layout, layout_of
 from numpyro_dp.report import Posterior, PrivacyReport, round_up
-from numpyro_dp.sharding import Layout, layout_of
-from numpyro_dp.subsampling import AllRows, Batch, Batches, as_batches
-from numpyro_dp.units import group_rows, require_same_groups
 
 DEFAULT_CLIP = 1.0
 """For rows whose log densities have slopes of about 1 in unconstrained space; the report says where it was used."""
@@ -90,38 +91,6 @@ class DPState(NamedTuple):
     origin: jax.Array
 
 
-class Step(NamedTuple):
-    """What one iteration of an algorithm starts from.
-
-    :ivar target: the one way to the rows.
-    :ivar grant: what may be released, and its noise.
-    :ivar rng_key: of public randomness.
-    :ivar i: iterations done.
-    :ivar z: flat, unconstrained.
-    :ivar adapt: step size and mass matrix, NumPyro's ``HMCAdaptState``.
-    :ivar carry: see `Transition`.
-    """
-
-    target: PrivateTarget
-    grant: Grant
-    rng_key: jax.Array
-    i: jax.Array
-    z: jax.Array
-    adapt: Any
-    carry: Any
-
-
-class Transition(NamedTuple):
-    """What one iteration of an algorithm yields: the next point (flat, unconstrained) and what was released on it."""
-
-    z: jax.Array
-    accepted: jax.Array
-    accept_prob: jax.Array
-    noise_scale: jax.Array
-    carry: Any
-    diverging: jax.Array | bool = False
-
-
 class KernelOptions(TypedDict, total=False):
     """Arguments that every private kernel takes, by keyword.
 
@@ -143,7 +112,7 @@ class KernelOptions(TypedDict, total=False):
         number is private (``"add_or_remove_one"``, `max_rows_per_unit`), all arrays.
     :param unit: whose each row is, if one person has many: integers, shape (n,), or the name of the model's argument
         that says so. What a unit's rows do together is clipped. Which rows are whose is public. See
-        `numpyro_dp.units`.
+        `numpyro_dp.model.units`.
     :param max_rows_per_unit: makes it private which rows are whose, and how many each unit has: this cap is public, and
         how many units there are. Of each unit the first so many rows count. Needs the *name* of an argument as `unit`.
     :param owners: for rows that belong to several data owners: each row's owner as integers from 0 (public), or an
@@ -199,30 +168,6 @@ def only(kind: type, options: Options) -> Options:
     if unknown:
         raise TypeError(f"this kernel has no argument {', '.join(unknown)}")
     return options
-
-
-class Algorithm(ABC):
-    """What an algorithm defines: what it releases in an iteration, and how it goes on from there."""
-
-    @abstractmethod
-    def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
-        """How many releases of each kind so many iterations need; `resumed` chains have done iterations before."""
-
-    @abstractmethod
-    def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
-        """Shape of one iteration's noise for each kind of release."""
-
-    @abstractmethod
-    def _request(self, carry: Any) -> dict[str, jax.Array | int]:
-        """How many releases of each kind the next iteration makes."""
-
-    @abstractmethod
-    def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
-        """What the algorithm carries along, at the start. Not from data."""
-
-    @abstractmethod
-    def _transition(self, step: Step) -> Transition:
-        """One iteration."""
 
 
 class DPKernel(MCMCKernel, Algorithm):

@@ -25,13 +25,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dp.families import BoundFamily, ExponentialFamily, family_of
-from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, Step, Transition, only
-from numpyro_dp.kernels.penalty_test import accept_with_penalty
-from numpyro_dp.kernels.random_walk import RandomWalk
-from numpyro_dp.kernels.target import PrivateTarget
-from numpyro_dp.model import SeparableModel
-from numpyro_dp.subsampling import Batches
+from numpyro_dp.chain.acceptance import accept_with_penalty
+from numpyro_dp.chain.algorithm import Step, Transition
+from numpyro_dp.chain.random_walk import RandomWalk
+from numpyro_dp.chain.target import PrivateTarget
+from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, only
+from numpyro_dp.model.families import BoundFamily, ExponentialFamily, family_of
+from numpyro_dp.model.separable import SeparableModel
+from numpyro_dp.privacy.batches import Batches
 
 
 class DPExponentialFamily(RandomWalk, DPKernel):
@@ -44,7 +45,7 @@ class DPExponentialFamily(RandomWalk, DPKernel):
     **Exactness.** For the table whose values are moved into `bounds` the posterior is exact.
 
     :param model: a NumPyro model with one observed site, whose parameters do not depend on the rows (no covariates);
-        `numpyro_dp.families` has the list. The family is read off the model.
+        `numpyro_dp.model.families` has the list. The family is read off the model.
     :param bounds: public limits ``(low, high)`` of the observed values, for likelihoods with unbounded values. Narrow
         bounds mean little noise; values beyond are moved to them.
     :param family: for other likelihoods, their statistics as an `ExponentialFamily`, which is compared with the model.

@@ -29,11 +29,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
-from numpyro_dp.batching import cond_of_chains
-from numpyro_dp.kernels.base import MetropolisOptions, Step, Transition, only
-from numpyro_dp.kernels.penalty_test import penalty_test
+from numpyro_dp.chain.acceptance import penalty_test
+from numpyro_dp.chain.algorithm import Step, Transition
+from numpyro_dp.chain.target import Draw
+from numpyro_dp.fast.vmap import cond_of_chains
+from numpyro_dp.kernels.base import MetropolisOptions, only
 from numpyro_dp.kernels.prepared import PreparedKernel, resolve_preparation, without_preparation
-from numpyro_dp.kernels.target import Draw
 from numpyro_dp.preparation import Preparation
 
 LEAPFROGS = ("position", "fresh", "reuse")
@@ -65,7 +66,7 @@ class DPHMC(PreparedKernel):
     included; k iterations release k Gaussian sums of log ratios at noise multiplier ``tau_l`` and at most
     N_g Gaussian sums of gradients at ``tau_g`` (N_g in the table of this module), which cost
     ``rho = k / (2 tau_l^2) + N_g / (2 tau_g^2)`` (Theorem 3.5 of Räisä et al. 2021, with the exact composition of
-    `numpyro_dp.accounting`).
+    `numpyro_dp.privacy.accounting`).
 
     The arguments that `DPPenalty` has too mean the same here.
 

@@ -32,12 +32,13 @@ import math
 from collections.abc import Callable
 from typing import Unpack
 
-from numpyro_dp.kernels.base import MetropolisOptions, Step, Transition, only
-from numpyro_dp.kernels.penalty_test import penalty_test
+from numpyro_dp.chain.acceptance import penalty_test
+from numpyro_dp.chain.algorithm import Step, Transition
+from numpyro_dp.chain.random_walk import RandomWalk
+from numpyro_dp.kernels.base import MetropolisOptions, only
 from numpyro_dp.kernels.prepared import PreparedKernel, resolve_preparation, without_preparation
-from numpyro_dp.kernels.random_walk import RandomWalk
 from numpyro_dp.preparation import Preparation
-from numpyro_dp.subsampling import Batches, FixedBatches
+from numpyro_dp.privacy.batches import Batches, FixedBatches
 
 
 class DPPenalty(RandomWalk, PreparedKernel):
@@ -46,9 +47,9 @@ class DPPenalty(RandomWalk, PreparedKernel):
     **Formal guarantee.** All chains and all iterations, warmup and rejections included, are ``(eps, delta)``-DP under
     `neighboring_relation`: each iteration releases one Gaussian sum at the noise multiplier ``tau`` that the budget
     allows, and ``k`` of them cost ``rho = k / (2 tau^2)`` (Theorem 2.4 of Räisä et al. 2021, with the exact
-    composition of `numpyro_dp.accounting`).
+    composition of `numpyro_dp.privacy.accounting`).
 
-    :param model: a NumPyro model whose arguments hold the table, see `numpyro_dp.model.separate`.
+    :param model: a NumPyro model whose arguments hold the table, see `numpyro_dp.model.separate.separate`.
     :param eps: budget of the whole run. ``inf`` runs without noise, and says that it is not private.
     :param delta: default ``0.1 / n`` under replace-one; to be given under add/remove.
     :param prepare: how the walk is prepared: a `numpyro_dp.Preparation`, True for the default one, False for none. By

@@ -20,14 +20,14 @@ from jax import random
 from numpyro.infer.initialization import init_to_sample
 from numpyro.util import is_prng_key
 
-from numpyro_dp.accounting import gaussian_rho, noise_multiplier_for
-from numpyro_dp.cut import Cut, find_cut
-from numpyro_dp.kernels.base import Algorithm, DPKernel, DPState
-from numpyro_dp.kernels.target import PrivateTarget
-from numpyro_dp.ledger import PrivacyBudgetError, Releases, Wanted
-from numpyro_dp.mechanisms import Gaussian, Mechanism, bounds_per_row
-from numpyro_dp.model import SeparableModel
-from numpyro_dp.planning import TYPICAL_CLIP, tight_slope
+from numpyro_dp.chain.algorithm import Algorithm
+from numpyro_dp.chain.target import PrivateTarget
+from numpyro_dp.chain.worth import TYPICAL_CLIP, tight_slope
+from numpyro_dp.kernels.base import DPKernel, DPState
+from numpyro_dp.model.coordinates import Cut, find_cut
+from numpyro_dp.model.separable import SeparableModel
+from numpyro_dp.model.symmetry import Symmetry, find_symmetries
+from numpyro_dp.model.synthetic import synthetic_rows
 from numpyro_dp.preparation.chains import CHAINS, Chain, OwnChain, Prepared
 from numpyro_dp.preparation.derivatives import Survey, has_kinks, is_centred
 from numpyro_dp.preparation.fund import RESERVE, Fund, Wish
@@ -38,11 +38,12 @@ from numpyro_dp.preparation.search import Found, NormalPrior, place_of, rough_no
 from numpyro_dp.preparation.start import start_near
 from numpyro_dp.preparation.steps import find_steps
 from numpyro_dp.preparation.verdict import FIT_SHARE, check, find_mirror, reasons, unmixed
+from numpyro_dp.privacy.accounting import gaussian_rho, noise_multiplier_for
+from numpyro_dp.privacy.batches import ALL_ROWS, Batches
+from numpyro_dp.privacy.ledger import PrivacyBudgetError, Releases, Wanted
+from numpyro_dp.privacy.mechanisms import Gaussian, Mechanism, bounds_per_row
+from numpyro_dp.privacy.sharding import Layout
 from numpyro_dp.report import PosteriorWarning
-from numpyro_dp.sharding import Layout
-from numpyro_dp.subsampling import ALL_ROWS, Batches
-from numpyro_dp.symmetry import Symmetry, find_symmetries
-from numpyro_dp.synthetic import synthetic_rows
 
 PRIOR_DRAWS = 1000
 OWN_SHARE = 0.3

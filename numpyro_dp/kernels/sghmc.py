@@ -20,11 +20,11 @@ from typing import Any, Unpack
 import jax
 from jax import lax, random
 
+from numpyro_dp.chain.target import Draw, Released
 from numpyro_dp.kernels.base import KernelOptions
 from numpyro_dp.kernels.stochastic_gradient import StochasticGradientKernel, added_noise
-from numpyro_dp.kernels.target import Draw, Released
 from numpyro_dp.preparation import Preparation
-from numpyro_dp.subsampling import Batches
+from numpyro_dp.privacy.batches import Batches
 
 
 class DPSGHMC(StochasticGradientKernel):

@@ -13,11 +13,11 @@ from typing import Unpack
 import jax
 from jax import lax, random
 
+from numpyro_dp.chain.target import Draw, Released
 from numpyro_dp.kernels.base import KernelOptions
 from numpyro_dp.kernels.stochastic_gradient import StochasticGradientKernel, added_noise
-from numpyro_dp.kernels.target import Draw, Released
 from numpyro_dp.preparation import Preparation
-from numpyro_dp.subsampling import Batches
+from numpyro_dp.privacy.batches import Batches
 
 
 class DPSGLD(StochasticGradientKernel):
@@ -25,8 +25,8 @@ class DPSGLD(StochasticGradientKernel):
 
     **Formal guarantee.** All chains and all iterations, warmup included, are ``(eps, delta)``-DP under
     `neighboring_relation`: every step releases one sum of clipped gradients with Gaussian noise, on a batch or on all
-    rows, and all of them are composed by `numpyro_dp.accounting` (exactly on all rows, by privacy loss distributions on
-    batches).
+    rows, and all of them are composed by `numpyro_dp.privacy.accounting` (exactly on all rows, by privacy loss
+    distributions on batches).
 
     **Approximation.** There is no acceptance test. The error shrinks with the step size, except for that of clipped
     gradients; see `numpyro_dp.kernels.stochastic_gradient`.

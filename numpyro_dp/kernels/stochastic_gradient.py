@@ -25,14 +25,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dp.clipping import OwnerIndex
-from numpyro_dp.kernels.base import KernelOptions, Step, Transition, only
+from numpyro_dp.chain.algorithm import Step, Transition
+from numpyro_dp.chain.target import Draw, Released
+from numpyro_dp.kernels.base import KernelOptions, only
 from numpyro_dp.kernels.prepared import PreparedKernel, prepare_own_chain, without_preparation
-from numpyro_dp.kernels.target import Draw, Released
-from numpyro_dp.ledger import Plan
-from numpyro_dp.mechanisms import Mechanism, bounds_per_row, size_is_public
 from numpyro_dp.preparation import Preparation
-from numpyro_dp.subsampling import AllRows, Batches
+from numpyro_dp.privacy.batches import AllRows, Batches
+from numpyro_dp.privacy.clipping import OwnerIndex
+from numpyro_dp.privacy.ledger import Plan
+from numpyro_dp.privacy.mechanisms import Mechanism, bounds_per_row, size_is_public
 
 MATCHED = "matched"
 _HEAT = 0.2

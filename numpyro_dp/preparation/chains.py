@@ -25,9 +25,9 @@ from jax import lax, random
 from jax.scipy.linalg import solve_triangular
 from numpyro.infer.hmc import hmc
 
-from numpyro_dp.cut import Cut
-from numpyro_dp.kernels.base import Algorithm, Step, Transition
-from numpyro_dp.kernels.penalty_test import accept_with_penalty
+from numpyro_dp.chain.acceptance import accept_with_penalty
+from numpyro_dp.chain.algorithm import Algorithm, Step, Transition
+from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.preparation.derivatives import Bounds, Frame
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.verdict import Check, Mirror

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dp.arguments import UnsupportedModelError
-from numpyro_dp.cut import Cut
-from numpyro_dp.isolation import RowsMeetError, alone, describe_hazard, one_row
-from numpyro_dp.kernels.target import Draw, Grid, PrivateTarget, Released
+from numpyro_dp.chain.target import Draw, Grid, PrivateTarget, Released
+from numpyro_dp.model.arguments import UnsupportedModelError
+from numpyro_dp.model.coordinates import Cut
+from numpyro_dp.privacy.isolation import RowsMeetError, alone, describe_hazard, one_row
 
 CENTRE_DRAWS = 8
 """Outcomes that are drawn for a row; they add less than an eighth of what the clip takes of the score's variance."""

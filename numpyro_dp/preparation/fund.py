@@ -14,11 +14,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_dp.accounting import noise_multiplier_for
-from numpyro_dp.kernels.target import Draw
-from numpyro_dp.ledger import Ledger, PrivacyBudgetError, Releases, Request
-from numpyro_dp.mechanisms import Gaussian
-from numpyro_dp.noise import GridNoise
+from numpyro_dp.chain.target import Draw
+from numpyro_dp.privacy.accounting import noise_multiplier_for
+from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError, Releases, Request
+from numpyro_dp.privacy.mechanisms import Gaussian
+from numpyro_dp.privacy.noise import GridNoise
 
 RESERVE = "reserve"
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from numpyro_dp.ledger import PrivacyBudgetError
-from numpyro_dp.planning import (
+from numpyro_dp.chain.worth import (
     MAX_CURVATURE_NOISE,
     ROUGH_ERROR,
     TYPICAL_CLIP,
@@ -16,6 +15,7 @@ from numpyro_dp.planning import (
     tight_slope,
     walk_draws,
 )
+from numpyro_dp.privacy.ledger import PrivacyBudgetError
 
 MODES = ("surrogate", "walk")
 MIN_WALK_DRAWS = 5.0

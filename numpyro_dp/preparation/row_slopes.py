@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 
-from numpyro_dp.kernels.target import Draw, Grid, PrivateTarget
+from numpyro_dp.chain.target import Draw, Grid, PrivateTarget
 from numpyro_dp.preparation.fund import Fund, Wish
 
 SLOPE_GRID = Grid(2.0**0.5, 6)

@@ -1,8 +1,8 @@
 """The private search for the posterior: from the prior to a frame in which the posterior is about N(0, I).
 
-Coordinates of the likelihood are phi (`numpyro_dp.cut`); the prior stays outside, as a rough normal law of phi that
-prior draws give. First the scale of each coordinate's derivatives is searched for, so that no coordinate measured in
-large units hides the others. Then a round of the search
+Coordinates of the likelihood are phi (`numpyro_dp.model.coordinates`); the prior stays outside, as a rough normal law
+of phi that prior draws give. First the scale of each coordinate's derivatives is searched for, so that no coordinate
+measured in large units hides the others. Then a round of the search
 
     1. finds clip bounds for the rows' gradients and information matrices, by noisy binary searches, unless they follow
        from public numbers;
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_dp.kernels.target import Draw
+from numpyro_dp.chain.target import Draw
 from numpyro_dp.preparation.derivatives import BOUND_GRID, SCALE_GRID, Bounds, Derivatives, Frame, Survey
 from numpyro_dp.preparation.fund import Fund, Wish, only
 

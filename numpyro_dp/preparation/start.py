@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import least_squares
 
-from numpyro_dp.cut import Cut
+from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.preparation.derivatives import Frame
 from numpyro_dp.preparation.search import NormalPrior
 

@@ -13,13 +13,13 @@ import numpy as np
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from scipy.stats import chi2
 
-from numpyro_dp.cut import Cut
+from numpyro_dp.model.coordinates import Cut
+from numpyro_dp.model.symmetry import Symmetry
 from numpyro_dp.preparation.derivatives import CURVE_GRID, Fit, Frame, Survey
 from numpyro_dp.preparation.fund import Fund, Wish, only
 from numpyro_dp.preparation.last_release import LastRelease, recentred
 from numpyro_dp.preparation.search import Found, NormalPrior, noise_edge
 from numpyro_dp.preparation.surrogate import Surrogate
-from numpyro_dp.symmetry import Symmetry
 
 FIT_SHARE = 0.1
 """Of the budget, for the last look at the rows."""

@@ -13,7 +13,7 @@ from jax.scipy.special import logsumexp, xlogy
 import numpyro_dp.kernels.base
 import numpyro_dp.kernels.hmc
 from numpyro_dp import DPHMC, DPSGLD, DPBarker, DPPenalty
-from numpyro_dp.batching import cond_of_chains, vmap_chains, vmap_last
+from numpyro_dp.fast.vmap import cond_of_chains, vmap_chains, vmap_last
 
 N = 5
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from numpyro_dp.clipping import ClippedMoments, ClippedSum
+from numpyro_dp.privacy.clipping import ClippedMoments, ClippedSum
 
 SECRET = 123.456789  # stands in every row of the first table, and must be found nowhere
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from numpyro_dp.noise import NoiseSource
+from numpyro_dp.privacy.noise import NoiseSource
 
 
 def noise_divided_by(divisor):

@@ -31,14 +31,14 @@ import numpyro.util
 import pytest
 
 import numpyro_dp
-import numpyro_dp.accounting
-import numpyro_dp.budget
+import numpyro_dp.chain.target
 import numpyro_dp.kernels.base
 import numpyro_dp.kernels.prepared
-import numpyro_dp.kernels.target
 import numpyro_dp.mcmc
-import numpyro_dp.noise
-import numpyro_dp.sums
+import numpyro_dp.privacy.accounting
+import numpyro_dp.privacy.budget
+import numpyro_dp.privacy.noise
+import numpyro_dp.tools.sums
 from helpers.configurations import (
     Configuration,
     InFolder,
@@ -51,7 +51,7 @@ from numpyro_dp import (
     to_arviz,
 )
 from numpyro_dp.kernels.base import DPKernel, DPState
-from numpyro_dp.model import separate
+from numpyro_dp.model.separate import separate
 from numpyro_dp.plots import plot_posteriors
 
 # -- The same randomness, and sums that are constants ------------------------------------------------------------------
@@ -69,10 +69,10 @@ def _known_is_forgotten():
 @pytest.fixture(name="stubbed")
 def _stubbed(same_world, monkeypatch):
     """The mechanism, told nothing."""
-    target = numpyro_dp.kernels.target
+    target = numpyro_dp.chain.target
     monkeypatch.setattr(target, "RowSums", ConstantSums)
     monkeypatch.setattr(target, "clipped_sum", constant_sum)
-    monkeypatch.setattr(numpyro_dp.sums, "clipped_sum", constant_sum)
+    monkeypatch.setattr(numpyro_dp.tools.sums, "clipped_sum", constant_sum)
     monkeypatch.setattr(target, "clipped_moments", constant_moments)
     return same_world
 
@@ -82,14 +82,16 @@ def _same_world(monkeypatch, tmp_path):
     """Randomness, time and paths that are the same in every run."""
     base, prepared = numpyro_dp.kernels.base, numpyro_dp.kernels.prepared
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "run" / "state"))
-    now = numpyro_dp.budget.datetime.datetime(2000, 1, 1)
+    now = numpyro_dp.privacy.budget.datetime.datetime(2000, 1, 1)
     clock = SimpleNamespace(UTC=None, datetime=SimpleNamespace(now=lambda zone: now))
-    monkeypatch.setattr(numpyro_dp.budget, "datetime", clock)
+    monkeypatch.setattr(numpyro_dp.privacy.budget, "datetime", clock)
     # Progress bars that are drawn after each iteration, and not because time has passed.
     monkeypatch.setattr(numpyro.util.tqdm, "trange", functools.partial(numpyro.util.tqdm.trange, mininterval=0))
     monkeypatch.setattr(numpyro.util.tqdm.tqdm, "monitor_interval", 0)
     for name in ("compare", "composed_eps"):  # of plans, often
-        monkeypatch.setattr(numpyro_dp.accounting, name, functools.cache(getattr(numpyro_dp.accounting, name)))
+        monkeypatch.setattr(
+            numpyro_dp.privacy.accounting, name, functools.cache(getattr(numpyro_dp.privacy.accounting, name))
+        )
     world = SimpleNamespace(table=None, folder=tmp_path / "run")
 
     def once(make: Callable, *key: Any) -> Any:
@@ -418,8 +420,8 @@ def the_same_entropy() -> Iterator[None]:
     system = SimpleNamespace(urandom=lambda size: hashlib.shake_256(b"%d" % next(drawn)).digest(size))
     uuid = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{next(named):032x}"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numpyro_dp.noise, "os", system)
-        patch.setattr(numpyro_dp.budget, "uuid", uuid)
+        patch.setattr(numpyro_dp.privacy.noise, "os", system)
+        patch.setattr(numpyro_dp.privacy.budget, "uuid", uuid)
         yield
 
 

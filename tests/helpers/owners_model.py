@@ -7,8 +7,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_dp.clipping import sensitivity_steps
-from numpyro_dp.noise import NoiseSource
+from numpyro_dp.privacy.clipping import sensitivity_steps
+from numpyro_dp.privacy.noise import NoiseSource
 
 OPTIONS = {"eps": 20.0, "delta": 1e-4, "step_size": 0.1}
 RUN = {"num_warmup": 5, "num_samples": 15, "num_chains": 2, "chain_method": "vectorized", "progress_bar": False}

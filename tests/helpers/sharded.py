@@ -6,7 +6,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_dp import DPHMC, DPSGLD, MCMC, DPBarker, DPPenalty, Preparation
-from numpyro_dp.noise import NoiseSource
+from numpyro_dp.privacy.noise import NoiseSource
 
 N, D = 600, 3
 

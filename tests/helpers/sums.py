@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from numpyro_dp.clipping import ClippedSum
+from numpyro_dp.privacy.clipping import ClippedSum
 
 HOSTILE = [0.0, -0.0, 1e-45, 1e-30, 0.5, -3.0, 1e6, -1e30, 3e38, np.inf, -np.inf, np.nan]
 

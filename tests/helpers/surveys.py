@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dp.accounting import noise_multiplier_for
-from numpyro_dp.cut import Cut
-from numpyro_dp.kernels.target import Draw, PrivateTarget
-from numpyro_dp.ledger import Ledger, Plan, Releases, merged_stages
-from numpyro_dp.mechanisms import Gaussian
-from numpyro_dp.noise import GridNoise, NoiseSource
+from numpyro_dp.chain.target import Draw, PrivateTarget
+from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.preparation.derivatives import Derivatives, Fit, Frame, Survey
 from numpyro_dp.preparation.fund import RESERVE, Fund
+from numpyro_dp.privacy.accounting import noise_multiplier_for
+from numpyro_dp.privacy.ledger import Ledger, Plan, Releases, merged_stages
+from numpyro_dp.privacy.mechanisms import Gaussian
+from numpyro_dp.privacy.noise import GridNoise, NoiseSource
 
 M = 3
 POWER = 0.4

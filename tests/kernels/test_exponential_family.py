@@ -22,7 +22,7 @@ from helpers.laplace import laplace, laplace_family
 from scipy import stats
 from scipy.special import gammaln
 
-import numpyro_dp.kernels.target
+import numpyro_dp.chain.target
 from numpyro_dp import (
     MCMC,
     DPExponentialFamily,
@@ -30,9 +30,9 @@ from numpyro_dp import (
     UnsupportedModelError,
     to_arviz,
 )
-from numpyro_dp.families import UnsupportedFamilyError
-from numpyro_dp.kernels.target import Draw
-from numpyro_dp.noise import GridNoise
+from numpyro_dp.chain.target import Draw
+from numpyro_dp.model.families import UnsupportedFamilyError
+from numpyro_dp.privacy.noise import GridNoise
 
 N = 97  # no other number here is this long
 _rng = np.random.default_rng(0)
@@ -333,9 +333,9 @@ def test_a_run_with_owners():
 def passes(monkeypatch):
     """One entry for each sum over the table."""
     made = []
-    original = numpyro_dp.kernels.target.clipped_sum
+    original = numpyro_dp.chain.target.clipped_sum
     monkeypatch.setattr(
-        numpyro_dp.kernels.target, "clipped_sum", lambda *args, **options: made.append(1) or original(*args, **options)
+        numpyro_dp.chain.target, "clipped_sum", lambda *args, **options: made.append(1) or original(*args, **options)
     )
     return made
 

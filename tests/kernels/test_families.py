@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from numpyro.handlers import mask, scale
 from numpyro.infer.util import compute_log_probs, constrain_fn
 
-from numpyro_dp.families import ExponentialFamily, UnsupportedFamilyError, _ellipse_around, family_of
-from numpyro_dp.model import UnsupportedModelError, separate
+from numpyro_dp.model.arguments import UnsupportedModelError
+from numpyro_dp.model.families import ExponentialFamily, UnsupportedFamilyError, _ellipse_around, family_of
+from numpyro_dp.model.separate import separate
 
 N = 13
 _rng = np.random.default_rng(1)

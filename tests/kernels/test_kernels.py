@@ -15,7 +15,7 @@ from helpers.drawn import recorded_noise
 from numpyro.infer import init_to_uniform, init_to_value
 
 import numpyro_dp.kernels.base
-import numpyro_dp.noise
+import numpyro_dp.privacy.noise
 from numpyro_dp import (
     DPHMC,
     DPSGHMC,
@@ -30,9 +30,9 @@ from numpyro_dp import (
     UnsupportedModelError,
     decreasing_steps,
 )
-from numpyro_dp.clipping import BrokenCompilerError
-from numpyro_dp.ledger import Request
 from numpyro_dp.preparation import Preparation
+from numpyro_dp.privacy.clipping import BrokenCompilerError
+from numpyro_dp.privacy.ledger import Request
 
 pytestmark = pytest.mark.usefixtures("shared_surveys")
 
@@ -257,7 +257,7 @@ def test_a_large_table_is_no_constant_of_the_programs(make, monkeypatch):
     original = numpyro.infer.MCMC.run
     monkeypatch.setattr(numpyro.infer.MCMC, "run", watched)
     monkeypatch.setattr(numpyro_dp.kernels.base, "_LARGE_TABLE", X.nbytes - 1)
-    monkeypatch.setattr(numpyro_dp.gradients, "_WHOLE", 0)
+    monkeypatch.setattr(numpyro_dp.fast.gradients, "_WHOLE", 0)
     assert_same_draws(reference(make), run(make(eps=5.0, noise_seed=1)))
     monkeypatch.setattr(numpyro_dp.kernels.base, "_LARGE_TABLE", 10 * X.nbytes)
     run(make(eps=5.0, noise_seed=1))
@@ -595,7 +595,7 @@ def test_trajectory_length_gives_the_number_of_steps():
 
 
 def test_a_broken_compiler_is_refused_before_the_data(monkeypatch):
-    monkeypatch.setattr(numpyro_dp.clipping.jaxlib, "__version__", "0.10.2")
+    monkeypatch.setattr(numpyro_dp.privacy.clipping.jaxlib, "__version__", "0.10.2")
     with pytest.raises(BrokenCompilerError):
         run(penalty(eps=1.0))
 
@@ -660,13 +660,13 @@ def test_runs_that_ask_something_else_have_other_noise_from_one_seed(make, other
 
     def noise(num_warmup=1, num_samples=4, init_params=start):
         drawn = []
-        source = numpyro_dp.noise.NoiseSource
+        source = numpyro_dp.privacy.noise.NoiseSource
         monkeypatch.setattr(source, "draw", lambda *args: drawn.append(original(*args)) or drawn[-1])
         mcmc = MCMC(make(eps=5.0, noise_seed=1), num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
         mcmc.run(jax.random.key(0), X, y=Y, init_params=init_params)
         return [noise.tolist() for noise in drawn]
 
-    original = numpyro_dp.noise.NoiseSource.draw
+    original = numpyro_dp.privacy.noise.NoiseSource.draw
     first = noise()
     assert len(first) >= 5
     assert noise() == first

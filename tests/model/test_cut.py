@@ -11,10 +11,10 @@ import numpyro.distributions as dist
 import pytest
 from helpers.zoo import BY_NAME, CASES, COORDINATES
 
-import numpyro_dp.model
-from numpyro_dp import cut as cut_module
-from numpyro_dp.cut import find_cut
-from numpyro_dp.model import separate
+import numpyro_dp.model.separable
+from numpyro_dp.model.coordinates import find_cut
+from numpyro_dp.model.separable import coordinates as cut_module
+from numpyro_dp.model.separate import separate
 
 N, GROUPS = 7, 8
 _rng = np.random.default_rng(3)
@@ -24,7 +24,7 @@ X, y, bits, group = _rng.normal(size=(N, 3)), _rng.normal(size=N), _rng.integers
 def _separate(model, args, kwargs=None, **options):
     """What is compared on synthetic rows is tested elsewhere, and takes a second per model."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numpyro_dp.model, "check_on_synthetic_rows", lambda *_: ([], {}))
+        patch.setattr(numpyro_dp.model.separate, "check_on_synthetic_rows", lambda *_: ([], {}))
         return separate(model, args, kwargs or {}, **options)
 
 
@@ -405,7 +405,7 @@ def test_no_row_depends_on_coordinates_that_are_apart(case, x64):
 
 def test_a_value_that_is_changed_on_the_way_is_noticed(monkeypatch):
     """What the graph computes is compared with what the model computes."""
-    monkeypatch.setattr("numpyro_dp.graph._signed_sum", lambda values, signs: sum(values))
+    monkeypatch.setattr("numpyro_dp.model.graph._signed_sum", lambda values, signs: sum(values))
     separated, cut = _find(_predicting(lambda p, X, g: p["tau"] * p["eta"][g] - p["mu"]), (X, y, group))
     assert cut.trivial
     assert cut.size == separated.num_params

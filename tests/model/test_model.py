@@ -28,7 +28,9 @@ from numpyro.infer import (
 )
 from numpyro.infer.util import constrain_fn, initialize_model, potential_energy
 
-from numpyro_dp.model import UnsupportedModelError, released_model, separate
+from numpyro_dp.model.arguments import UnsupportedModelError
+from numpyro_dp.model.separable import released_model
+from numpyro_dp.model.separate import separate
 
 N = 7
 _rng = np.random.default_rng(1)
@@ -462,7 +464,7 @@ import sys, warnings
 warnings.simplefilter("error")
 import jax, numpy as np, numpyro, numpyro.distributions as dist
 from helpers.zoo import BY_NAME
-from numpyro_dp.model import separate
+from numpyro_dp.model.separable import separate
 
 def density(name, args):
     separated = separate(BY_NAME[name].model, args)

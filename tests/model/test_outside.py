@@ -20,8 +20,9 @@ from helpers.elsewhere import Settings, basis, mean_age
 from jax.scipy.special import logsumexp
 
 from numpyro_dp import DPPenalty, release_sum
-from numpyro_dp.model import UnsupportedModelError, separate
-from numpyro_dp.outside import listed, read_outside
+from numpyro_dp.model.arguments import UnsupportedModelError
+from numpyro_dp.model.outside import listed, read_outside
+from numpyro_dp.model.separate import separate
 
 N = 7
 y = np.random.default_rng(0).normal(size=N)

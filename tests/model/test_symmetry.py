@@ -14,12 +14,12 @@ from numpyro.infer import init_to_sample
 from numpyro.infer.util import compute_log_probs, constrain_fn
 
 from numpyro_dp import DPHMC, MCMC, PosteriorWarning, Preparation
-from numpyro_dp.cut import find_cut
-from numpyro_dp.model import separate
+from numpyro_dp.model.coordinates import find_cut
+from numpyro_dp.model.separate import separate
+from numpyro_dp.model.symmetry import find_symmetries
 from numpyro_dp.preparation.derivatives import Frame
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.verdict import find_mirror
-from numpyro_dp.symmetry import find_symmetries
 
 N = 12
 _rng = np.random.default_rng(0)
@@ -249,13 +249,13 @@ def test_what_no_row_speaks_of_is_no_symmetry(monkeypatch):
         regression(X, y)
 
     assert symmetries(unused, (X, y)) == []
-    monkeypatch.setattr("numpyro_dp.model.check_on_synthetic_rows", lambda *_: ([], {}))
+    monkeypatch.setattr("numpyro_dp.model.separate.check_on_synthetic_rows", lambda *_: ([], {}))
     assert symmetries(never_finite, (y,)) == []
 
 
 def test_of_very_many_numbers_nothing_is_asked(monkeypatch):
     assert symmetries(square, (y,))
-    monkeypatch.setattr("numpyro_dp.symmetry._MOST_NUMBERS", 1)
+    monkeypatch.setattr("numpyro_dp.model.symmetry._MOST_NUMBERS", 1)
     assert symmetries(square, (y,)) == []
 
 

@@ -15,14 +15,14 @@ from numpyro.diagnostics import effective_sample_size
 from scipy import stats
 
 import numpyro_dp.preparation.chains
-from numpyro_dp.cut import Cut
-from numpyro_dp.kernels.base import Step
-from numpyro_dp.kernels.target import Draw, Grant, PrivateTarget
-from numpyro_dp.mechanisms import Gaussian
-from numpyro_dp.noise import GridNoise, NoiseSource
+from numpyro_dp.chain.algorithm import Step
+from numpyro_dp.chain.target import Draw, Grant, PrivateTarget
+from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.preparation.chains import CHAINS, LEAST_WARMUP, THINNING, Prepared
 from numpyro_dp.preparation.derivatives import Bounds, Frame
 from numpyro_dp.preparation.surrogate import Surrogate
+from numpyro_dp.privacy.mechanisms import Gaussian
+from numpyro_dp.privacy.noise import GridNoise, NoiseSource
 
 pytestmark = pytest.mark.optimized
 

@@ -15,8 +15,7 @@ import pytest
 from scipy import stats
 
 import numpyro_dp.preparation.derivatives
-from numpyro_dp.clipping import GRID
-from numpyro_dp.kernels.target import Grid
+from numpyro_dp.chain.target import Grid
 from numpyro_dp.preparation.derivatives import (
     _FAR,
     _LIGHT,
@@ -31,6 +30,7 @@ from numpyro_dp.preparation.derivatives import (
     without_apart,
 )
 from numpyro_dp.preparation.search import LINE
+from numpyro_dp.privacy.clipping import GRID
 from tests.helpers.surveys import (
     FRAME,
     MULTIPLIER,

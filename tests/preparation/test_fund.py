@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from numpyro_dp import PrivacyBudget, PrivacyBudgetError
-from numpyro_dp.accounting import composed_eps, gaussian_rho, noise_multiplier_for
-from numpyro_dp.ledger import Ledger, Plan, Releases, flat_releases
-from numpyro_dp.mechanisms import Gaussian, LogisticBit
-from numpyro_dp.noise import NoiseSource, sensitivity_steps
 from numpyro_dp.preparation.fund import RESERVE, Fund, Wish, only
+from numpyro_dp.privacy.accounting import composed_eps, gaussian_rho, noise_multiplier_for
+from numpyro_dp.privacy.ledger import Ledger, Plan, Releases, flat_releases
+from numpyro_dp.privacy.mechanisms import Gaussian, LogisticBit
+from numpyro_dp.privacy.noise import NoiseSource, sensitivity_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore:a new privacy budget was made")
 

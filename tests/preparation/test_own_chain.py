@@ -21,16 +21,16 @@ from numpyro_dp import (
     Preparation,
     PrivacyBudgetError,
 )
-from numpyro_dp.accounting import gaussian_rho
-from numpyro_dp.kernels.base import Algorithm, Step, Transition
+from numpyro_dp.chain.algorithm import Algorithm, Step, Transition
+from numpyro_dp.chain.target import Draw, PrivateTarget
 from numpyro_dp.kernels.prepared import OWN_SHARE
-from numpyro_dp.kernels.target import Draw, PrivateTarget
-from numpyro_dp.ledger import Ledger
-from numpyro_dp.model import separate
+from numpyro_dp.model.separate import separate
 from numpyro_dp.preparation.chains import OwnChain, Prepared
 from numpyro_dp.preparation.derivatives import Frame
 from numpyro_dp.preparation.fund import RESERVE, Fund
 from numpyro_dp.preparation.row_slopes import SLOPE_GRID
+from numpyro_dp.privacy.accounting import gaussian_rho
+from numpyro_dp.privacy.ledger import Ledger
 
 KERNELS = [DPBarker, DPSGLD, DPSGNHT, DPSGHMC]
 N = 400

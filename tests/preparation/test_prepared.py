@@ -17,16 +17,16 @@ import numpyro.distributions as dist
 import numpyro.infer
 import pytest
 
+import numpyro_dp.chain.target
 import numpyro_dp.kernels.prepared
-import numpyro_dp.kernels.target
 from numpyro_dp import DPHMC, MCMC, DPPenalty, PosteriorWarning, Preparation, PrivacyBudgetError
-from numpyro_dp.accounting import gaussian_rho
-from numpyro_dp.clipping import ClippedSum
-from numpyro_dp.ledger import Ledger
-from numpyro_dp.noise import sensitivity_steps
 from numpyro_dp.preparation.derivatives import Survey
 from numpyro_dp.preparation.fund import RESERVE
 from numpyro_dp.preparation.verdict import Check, Mirror
+from numpyro_dp.privacy.accounting import gaussian_rho
+from numpyro_dp.privacy.clipping import ClippedSum
+from numpyro_dp.privacy.ledger import Ledger
+from numpyro_dp.privacy.noise import sensitivity_steps
 
 pytestmark = pytest.mark.usefixtures("shared_surveys")
 
@@ -193,7 +193,7 @@ def test_under_add_or_remove_nobody_is_told_how_many_rows_there_are(monkeypatch)
 
     So whether the rows are enough for a useful run is not looked at, either (P10).
     """
-    monkeypatch.setattr(numpyro_dp.kernels.target, "clipped_sum", constant_sum)
+    monkeypatch.setattr(numpyro_dp.chain.target, "clipped_sum", constant_sum)
     found = []
     for n in (N, N - 7):
         kernel = DPPenalty(

@@ -8,8 +8,8 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_dp import DPHMC, MCMC
-from numpyro_dp.cut import find_cut
-from numpyro_dp.model import separate
+from numpyro_dp.model.coordinates import find_cut
+from numpyro_dp.model.separate import separate
 from numpyro_dp.preparation.derivatives import Frame, centred_scores, clip_norm
 
 N = 8000

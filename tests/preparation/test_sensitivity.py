@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import numpyro_dp.clipping
-import numpyro_dp.kernels.target
-from numpyro_dp.clipping import GRID, sensitivity_steps
-from numpyro_dp.kernels.target import Grid, PrivateTarget, Released
+import numpyro_dp.chain.target
+import numpyro_dp.privacy.clipping
+from numpyro_dp.chain.target import Grid, PrivateTarget, Released
 from numpyro_dp.preparation.derivatives import (
     _LIGHT,
     _ROOM,
@@ -28,6 +27,7 @@ from numpyro_dp.preparation.derivatives import (
     Bounds,
 )
 from numpyro_dp.preparation.search import LINE
+from numpyro_dp.privacy.clipping import GRID, sensitivity_steps
 from tests.helpers.surveys import (
     FRAME,
     MULTIPLIER,
@@ -74,7 +74,7 @@ KINDS = {
 def recorded():
     """The sums that are released, as whole numbers of steps, before their noise."""
     sums = []
-    release = numpyro_dp.kernels.target.release
+    release = numpyro_dp.chain.target.release
 
     def record(hi, lo):
         sums.append([int(h) * 2**24 + int(part) for h, part in zip(np.ravel(hi), np.ravel(lo), strict=True)])
@@ -84,7 +84,7 @@ def recorded():
         return release(total, noise)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numpyro_dp.kernels.target, "release", recording)
+        patch.setattr(numpyro_dp.chain.target, "release", recording)
         yield sums
 
 
@@ -231,7 +231,7 @@ def test_a_private_number_of_rows_is_nowhere_used():
 @pytest.mark.nightly
 def test_rows_that_are_not_clipped_would_be_noticed(recorded, monkeypatch):
     """A negative control: neither by the survey nor by the sum."""
-    monkeypatch.setattr(numpyro_dp.clipping, "_radius", lambda dimension, room: 32.0 * GRID)
+    monkeypatch.setattr(numpyro_dp.privacy.clipping, "_radius", lambda dimension, room: 32.0 * GRID)
     monkeypatch.setattr(numpyro_dp.preparation.derivatives, "clip_norm", lambda x, bound: x)
     survey = survey_of(rows_near(), log_normal)
     moves, _ = largest_moves(survey, recorded, neighbours("replace_one", LARGE, QUIET), np.array([0.1, 0.1]), ALL_UP)

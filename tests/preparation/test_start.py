@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_dp.cut import Cut
+from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.preparation.derivatives import Frame
 from numpyro_dp.preparation.search import NormalPrior
 from numpyro_dp.preparation.start import start_near

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from numpyro_dp.cut import Cut
+from numpyro_dp.model.coordinates import Cut
+from numpyro_dp.model.symmetry import Symmetry
 from numpyro_dp.preparation.derivatives import CURVE_GRID, Fit, Frame
 from numpyro_dp.preparation.last_release import last_releases, recentred
 from numpyro_dp.preparation.search import Found, NormalPrior
@@ -25,7 +26,6 @@ from numpyro_dp.preparation.verdict import (
     reasons,
     unmixed,
 )
-from numpyro_dp.symmetry import Symmetry
 from tests.helpers.surveys import Parabola, fund_of, positive, spent_by
 
 M = 3

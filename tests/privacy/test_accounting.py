@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit, logsumexp
 
-from numpyro_dp.accounting import (
+from numpyro_dp.privacy.accounting import (
     ACCOUNTANTS,
     NEIGHBORING_RELATIONS,
     calibrate,
@@ -28,7 +28,7 @@ from numpyro_dp.accounting import (
     replace_one_from_add_or_remove,
     zcdp_eps,
 )
-from numpyro_dp.mechanisms import (
+from numpyro_dp.privacy.mechanisms import (
     BarkerBatch,
     FixedBatchGaussian,
     Gaussian,

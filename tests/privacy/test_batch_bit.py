@@ -8,9 +8,9 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_dp import DPBarker
-from numpyro_dp.clipping import GRID, clipped_moments
-from numpyro_dp.mechanisms import BarkerBatch
-from numpyro_dp.noise import GridNoise, release_batch_bit
+from numpyro_dp.privacy.clipping import GRID, clipped_moments
+from numpyro_dp.privacy.mechanisms import BarkerBatch
+from numpyro_dp.privacy.noise import GridNoise, release_batch_bit
 
 NUM_ROWS, VARIANCE = 1000, 2.0
 

@@ -19,14 +19,14 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-import numpyro_dp.budget
+import numpyro_dp.privacy.budget
 from numpyro_dp import DPHMC, DPSGLD, MCMC, DPBarker, DPPenalty, Preparation, PrivacyBudget, PrivacyBudgetError
-from numpyro_dp.accounting import gaussian_delta, gaussian_eps, gaussian_rho
 from numpyro_dp.kernels.prepared import _hash
-from numpyro_dp.ledger import Ledger, Plan, Releases, Request
-from numpyro_dp.mechanisms import Gaussian, PoissonGaussian
-from numpyro_dp.noise import NoiseSource
 from numpyro_dp.preparation.derivatives import Survey
+from numpyro_dp.privacy.accounting import gaussian_delta, gaussian_eps, gaussian_rho
+from numpyro_dp.privacy.ledger import Ledger, Plan, Releases, Request
+from numpyro_dp.privacy.mechanisms import Gaussian, PoissonGaussian
+from numpyro_dp.privacy.noise import NoiseSource
 
 pytestmark = pytest.mark.filterwarnings("ignore:a new privacy budget was made")
 
@@ -643,7 +643,7 @@ def test_a_charge_that_is_not_written_is_not_granted(path, monkeypatch):
     def full(*args):
         raise OSError("no space left")
 
-    monkeypatch.setattr(numpyro_dp.budget.os, "fsync", full)
+    monkeypatch.setattr(numpyro_dp.privacy.budget.os, "fsync", full)
     monkeypatch.setattr(NoiseSource, "draw", lambda *args: pytest.fail("noise was drawn"))
     with pytest.raises(OSError, match="no space"):
         ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")

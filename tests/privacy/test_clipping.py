@@ -8,8 +8,8 @@ from helpers.sums import HOSTILE, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import numpyro_dp.clipping
-from numpyro_dp.clipping import (
+import numpyro_dp.privacy.clipping
+from numpyro_dp.privacy.clipping import (
     GRID,
     BrokenCompilerError,
     ClippedSum,
@@ -19,7 +19,7 @@ from numpyro_dp.clipping import (
     require_correct_sums,
     sensitivity_steps,
 )
-from numpyro_dp.noise import in_real_units, release
+from numpyro_dp.privacy.noise import in_real_units, release
 
 pytestmark = pytest.mark.optimized
 
@@ -101,7 +101,7 @@ def test_one_row_never_exceeds_the_grid_radius(dimension, log_size, log_bound, s
 
 @pytest.mark.parametrize("n", [1, 255, 256, 257, 1000, 5000])
 def test_every_row_counts_once_whatever_the_chunks(n, monkeypatch):
-    monkeypatch.setattr(numpyro_dp.clipping, "chunk_rows", lambda width: 256)
+    monkeypatch.setattr(numpyro_dp.privacy.clipping, "chunk_rows", lambda width: 256)
     values = np.random.default_rng(n).integers(-8, 9, n) / 8.0
     assert int(steps(scalar_sum(values, 1.0))) == int((values * GRID).sum())
 
@@ -143,7 +143,9 @@ def test_chunks_bound_the_memory():
 
 
 def test_a_mutation_without_the_clip_is_caught(monkeypatch):
-    monkeypatch.setattr(numpyro_dp.clipping, "scalar_steps", lambda v, b: jnp.round(v / b * GRID).astype(jnp.int32))
+    monkeypatch.setattr(
+        numpyro_dp.privacy.clipping, "scalar_steps", lambda v, b: jnp.round(v / b * GRID).astype(jnp.int32)
+    )
     change = int(steps(scalar_sum([5.0], 1.0))) - int(steps(scalar_sum([-5.0], 1.0)))
     assert change > sensitivity_steps("replace_one")
 
@@ -169,11 +171,13 @@ def test_a_compiler_known_to_add_wrongly_is_refused(monkeypatch):
 
 
 def test_a_compiler_seen_to_add_wrongly_is_refused(monkeypatch):
-    numpyro_dp.clipping._known_sums_are_right.cache_clear()
-    monkeypatch.setattr(numpyro_dp.clipping, "clipped_sum", lambda *_: ClippedSum(jnp.int32(7), jnp.int32(0), 1.0))
+    numpyro_dp.privacy.clipping._known_sums_are_right.cache_clear()
+    monkeypatch.setattr(
+        numpyro_dp.privacy.clipping, "clipped_sum", lambda *_: ClippedSum(jnp.int32(7), jnp.int32(0), 1.0)
+    )
     with pytest.raises(BrokenCompilerError, match="known-answer"):
         require_correct_sums()
-    numpyro_dp.clipping._known_sums_are_right.cache_clear()
+    numpyro_dp.privacy.clipping._known_sums_are_right.cache_clear()
 
 
 # -- Rows in fixed places, whose vectors are added up by blocks --------------------------------------------------------
@@ -188,7 +192,9 @@ compiled_by_blocks = jax.jit(by_blocks)
 
 @pytest.mark.parametrize("n", [1, 64, 65, 2000])
 def test_sums_by_blocks_are_those_of_single_rows(n, precision, monkeypatch):
-    monkeypatch.setattr(numpyro_dp.clipping, "_CHUNK_ELEMENTS", 2**11)  # several chunks, the last one incomplete
+    monkeypatch.setattr(
+        numpyro_dp.privacy.clipping, "_CHUNK_ELEMENTS", 2**11
+    )  # several chunks, the last one incomplete
     rng = np.random.default_rng(n)
     values = rng.normal(size=(n, 7)) * rng.lognormal(sigma=2, size=(n, 1))
     values[rng.random(n) < 0.1, 3] = rng.choice([np.nan, np.inf, -np.inf])
@@ -242,7 +248,7 @@ def test_by_blocks_the_sensitivity_is_nearly_reached_and_never_passed(dimension,
 
 
 def test_by_blocks_a_mutation_without_the_clip_is_caught(monkeypatch):
-    monkeypatch.setattr(numpyro_dp.clipping.lax, "rsqrt", jnp.ones_like)
+    monkeypatch.setattr(numpyro_dp.privacy.clipping.lax, "rsqrt", jnp.ones_like)
     values = np.ones((64, 3), np.float32)
     changed = values.copy()
     changed[5] = -1e3
@@ -253,7 +259,7 @@ def test_by_blocks_a_mutation_without_the_clip_is_caught(monkeypatch):
 
 def test_what_is_not_in_fixed_places_is_added_row_by_row(monkeypatch):
     """Were a row taken out, all the others would move to other blocks, and be rounded with others."""
-    monkeypatch.setattr(numpyro_dp.clipping, "_sum_by_blocks", lambda *args: pytest.fail("added up by blocks"))
+    monkeypatch.setattr(numpyro_dp.privacy.clipping, "_sum_by_blocks", lambda *args: pytest.fail("added up by blocks"))
     values = np.ones((10, 3), np.float32)
     vector_sum(values, 1.0)
     owners = OwnerIndex(np.zeros(10, np.int32), 2)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numpyro_dp import exact_sampling
-from numpyro_dp.exact_sampling import LOGISTIC, NORMAL, poisson_rows, rounded
-from numpyro_dp.noise import NoiseSource
+from numpyro_dp.privacy import exact_sampling
+from numpyro_dp.privacy.exact_sampling import LOGISTIC, NORMAL, poisson_rows, rounded
+from numpyro_dp.privacy.noise import NoiseSource
 
 LAWS = {"normal": (NORMAL, stats.norm, 0.5), "logistic": (LOGISTIC, stats.logistic, 1.0)}
 

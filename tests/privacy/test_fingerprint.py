@@ -18,8 +18,8 @@ from helpers.laplace import laplace, laplace_family
 
 import numpyro_dp.kernels.base
 from numpyro_dp import MCMC, DPExponentialFamily, DPPenalty
-from numpyro_dp.fingerprint import fingerprint
-from numpyro_dp.ledger import Request
+from numpyro_dp.privacy.fingerprint import fingerprint
+from numpyro_dp.privacy.ledger import Request
 
 N = 20
 X = np.random.default_rng(0).normal(size=(N, 2)).astype(np.float32)

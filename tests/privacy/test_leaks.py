@@ -28,14 +28,14 @@ import pytest
 from helpers.constant_sums import SECRET, ConstantSums, constant_moments, constant_sum
 from jax.experimental.compilation_cache import compilation_cache
 
+import numpyro_dp.chain.target
 import numpyro_dp.kernels.base
 import numpyro_dp.kernels.prepared
-import numpyro_dp.kernels.target
 from numpyro_dp import DPHMC, DPSGHMC, DPSGNHT, MCMC, DPBarker, DPPenalty, FixedBatches, to_arviz
-from numpyro_dp.kernels.target import Draw
+from numpyro_dp.chain.target import Draw
 from numpyro_dp.mcmc import _no_compilation_cache_on_disk as no_compilation_cache_on_disk
-from numpyro_dp.noise import GridNoise
 from numpyro_dp.preparation import Preparation
+from numpyro_dp.privacy.noise import GridNoise
 
 pytestmark = pytest.mark.usefixtures("shared_surveys")
 
@@ -80,9 +80,9 @@ KERNELS = {
 @pytest.fixture
 def constant_sums(monkeypatch):
     """The mechanism, told nothing: every clipped sum is the same number."""
-    monkeypatch.setattr(numpyro_dp.kernels.target, "RowSums", ConstantSums)
-    monkeypatch.setattr(numpyro_dp.kernels.target, "clipped_sum", constant_sum)
-    monkeypatch.setattr(numpyro_dp.kernels.target, "clipped_moments", constant_moments)
+    monkeypatch.setattr(numpyro_dp.chain.target, "RowSums", ConstantSums)
+    monkeypatch.setattr(numpyro_dp.chain.target, "clipped_sum", constant_sum)
+    monkeypatch.setattr(numpyro_dp.chain.target, "clipped_moments", constant_moments)
 
 
 def run(make, table, *, stock, chain_method, progress_bar=False):
@@ -248,12 +248,12 @@ def prepared_on(table, mode):
 def sums_of_another_table(monkeypatch):
     """All sums are of a third table: they say what a table may say, and nothing about the one that is given."""
     others = tuple(jnp.asarray(part) for part in neighbours()[0])
-    on = numpyro_dp.kernels.target.PrivateTarget.on
+    on = numpyro_dp.chain.target.PrivateTarget.on
 
     def elsewhere(self, rows):
         return on(self, tuple(other.astype(row.dtype) for other, row in zip((*others, *rows[2:]), rows, strict=False)))
 
-    monkeypatch.setattr(numpyro_dp.kernels.target.PrivateTarget, "on", elsewhere)
+    monkeypatch.setattr(numpyro_dp.chain.target.PrivateTarget, "on", elsewhere)
 
 
 @pytest.mark.parametrize("mode", ["surrogate", pytest.param("walk", marks=pytest.mark.nightly)])

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import numpyro_dp.noise
-from numpyro_dp.clipping import GRID, ClippedSum, clipped_sum, sensitivity_steps
-from numpyro_dp.exact_sampling import NORMAL, rounded
-from numpyro_dp.mechanisms import Gaussian, LogisticBit
-from numpyro_dp.noise import (
+import numpyro_dp.privacy.noise
+from numpyro_dp.privacy.clipping import GRID, ClippedSum, clipped_sum, sensitivity_steps
+from numpyro_dp.privacy.exact_sampling import NORMAL, rounded
+from numpyro_dp.privacy.mechanisms import Gaussian, LogisticBit
+from numpyro_dp.privacy.noise import (
     GridNoise,
     NoiseSource,
     NoisySteps,
@@ -22,7 +22,7 @@ from numpyro_dp.noise import (
     release,
     release_bit,
 )
-from numpyro_dp.sums import release_sum
+from numpyro_dp.tools.sums import release_sum
 
 pytestmark = pytest.mark.optimized
 
@@ -204,7 +204,7 @@ def test_no_other_module_draws_noise_or_adds_it():
     """P1: one door. Entropy and normal quantiles are used in noise.py only, and limbs are added there only."""
     from pathlib import Path
 
-    package = Path(numpyro_dp.noise.__file__).parent
+    package = Path(numpyro_dp.__file__).parent
     for path in package.rglob("*.py"):
         if path.name not in ("noise.py", "exact_sampling.py"):
             source = path.read_text()

@@ -15,9 +15,9 @@ from helpers import owners_model
 from helpers.addresses import reserved_address
 
 from numpyro_dp import DPHMC, MCMC, DPPenalty
-from numpyro_dp.kernels.target import Draw, _add_up_with_others
-from numpyro_dp.noise import NoiseSource, NoisySteps
+from numpyro_dp.chain.target import Draw, _add_up_with_others
 from numpyro_dp.owners import LocalExchange
+from numpyro_dp.privacy.noise import NoiseSource, NoisySteps
 
 pytestmark = pytest.mark.nightly  # DPPenalty with owners of rows in one process is an everyday matter of test_kernels
 

@@ -34,14 +34,14 @@ from helpers.configurations import (
 )
 from helpers.observation import IN_MEMORY, _known, _known_is_forgotten, _same_world, differences, observe_run  # noqa: F401
 
-import numpyro_dp.clipping
-import numpyro_dp.gradients
-import numpyro_dp.kernels.target
-import numpyro_dp.noise
-import numpyro_dp.sums
-from numpyro_dp.clipping import GRID, ClippedSum, clipped_sum, sensitivity_steps
-from numpyro_dp.noise import GridNoise
-from numpyro_dp.sums import release_sum
+import numpyro_dp.chain.target
+import numpyro_dp.fast.gradients
+import numpyro_dp.privacy.clipping
+import numpyro_dp.privacy.noise
+import numpyro_dp.tools.sums
+from numpyro_dp.privacy.clipping import GRID, ClippedSum, clipped_sum, sensitivity_steps
+from numpyro_dp.privacy.noise import GridNoise
+from numpyro_dp.tools.sums import release_sum
 
 ROW, PERSON = 5, 3  # that neighbouring tables differ in
 
@@ -142,8 +142,8 @@ class Recorder:
         return answered
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        target, original = numpyro_dp.kernels.target, numpyro_dp.noise.release
-        bit, batch_bit = numpyro_dp.noise.release_bit, numpyro_dp.noise.release_batch_bit
+        target, original = numpyro_dp.chain.target, numpyro_dp.privacy.noise.release
+        bit, batch_bit = numpyro_dp.privacy.noise.release_bit, numpyro_dp.privacy.noise.release_batch_bit
 
         def release(total: ClippedSum, noise: GridNoise | None):
             steps = original(total, noise)
@@ -180,7 +180,7 @@ class Recorder:
             shape = jax.ShapeDtypeStruct(answer.shape, answer.dtype)
             return ask_host(host, shape, moments.first, moments.second, *noise, moments.bound, threshold, answer)
 
-        for module in (target, numpyro_dp.sums):
+        for module in (target, numpyro_dp.tools.sums):
             patch.setattr(module, "release", release)
         patch.setattr(target, "release_bit", release_bit)
         patch.setattr(target, "release_batch_bit", release_batch_bit)
@@ -260,7 +260,7 @@ def test_sums_of_neighbours_differ_by_their_sensitivity_and_nothing_else_does(na
 
 def split_otherwise(patch: pytest.MonkeyPatch, normalise: bool = True) -> None:
     """Sums and noise come to the door in limbs that have carried, or have not."""
-    original = numpyro_dp.noise.release
+    original = numpyro_dp.privacy.noise.release
 
     def release(total, noise):
         carried = jnp.where(jnp.arange(total.hi.size).reshape(total.hi.shape) % 2 == 0, 60, -60)
@@ -268,10 +268,10 @@ def split_otherwise(patch: pytest.MonkeyPatch, normalise: bool = True) -> None:
         if noise is not None:
             noise = GridNoise(noise.hi - 1, noise.lo + 2**24)
         if not normalise:  # as version 0.1.0 did not
-            return numpyro_dp.noise.NoisySteps(total.hi + noise.hi, total.lo + noise.lo)
+            return numpyro_dp.privacy.noise.NoisySteps(total.hi + noise.hi, total.lo + noise.lo)
         return original(total, noise)
 
-    for module in (numpyro_dp.kernels.target, numpyro_dp.sums, numpyro_dp.noise):
+    for module in (numpyro_dp.chain.target, numpyro_dp.tools.sums, numpyro_dp.privacy.noise):
         patch.setattr(module, "release", release)
 
 
@@ -299,8 +299,8 @@ def test_sums_of_rows_that_are_rounded_alone_are_the_same_in_other_chunks(monkey
     rows = jnp.asarray(rng.normal(size=(3000, 3)), jnp.float32)
     found = []
     for elements, number in ((2**15, (2**8, 2**17)), (1, (2**6, 2**6)), (1, (2**9, 2**10))):
-        monkeypatch.setattr(numpyro_dp.clipping, "_CHUNK_ELEMENTS", elements)
-        monkeypatch.setattr(numpyro_dp.clipping, "_CHUNK_ROWS", number)
+        monkeypatch.setattr(numpyro_dp.privacy.clipping, "_CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr(numpyro_dp.privacy.clipping, "_CHUNK_ROWS", number)
         total = clipped_sum(lambda row: row[0][0, 1], (rows,), 1.0)
         found.append(int(whole(total.hi, total.lo)))
     assert found[1] == found[0]
@@ -315,9 +315,9 @@ PLAIN = CONFIGURATIONS["hmc_plain"]
 @pytest.mark.nightly
 def test_a_sensitivity_that_is_too_small_is_noticed(same_world, monkeypatch):
     """Gradients that are clipped to 1.02 times the bound that their noise is made for."""
-    monkeypatch.setattr(numpyro_dp.gradients, "GRID", int(GRID * 1.02))
-    radius = numpyro_dp.clipping.radius_by_blocks
-    monkeypatch.setattr(numpyro_dp.clipping, "radius_by_blocks", lambda *sizes: 1.02 * radius(*sizes))
+    monkeypatch.setattr(numpyro_dp.fast.gradients, "GRID", int(GRID * 1.02))
+    radius = numpyro_dp.privacy.clipping.radius_by_blocks
+    monkeypatch.setattr(numpyro_dp.privacy.clipping, "radius_by_blocks", lambda *sizes: 1.02 * radius(*sizes))
     found = faults_of(same_world, PLAIN, neighbours(PLAIN)["turned"])
     assert any("times its sensitivity" in fault for fault in found)
 
@@ -326,8 +326,10 @@ def test_a_sensitivity_that_is_too_small_is_noticed(same_world, monkeypatch):
     "name", ["penalty", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("hmc_plain", "barker_batch"))]
 )
 def test_a_clip_that_is_missing_is_noticed(name, same_world, monkeypatch):
-    steps = numpyro_dp.clipping.scalar_steps
-    monkeypatch.setattr(numpyro_dp.clipping, "scalar_steps", lambda values, bound: steps(values, 4.0 * bound) * 4)
+    steps = numpyro_dp.privacy.clipping.scalar_steps
+    monkeypatch.setattr(
+        numpyro_dp.privacy.clipping, "scalar_steps", lambda values, bound: steps(values, 4.0 * bound) * 4
+    )
     configuration = CONFIGURATIONS[name]
     found = faults_of(same_world, configuration, neighbours(configuration)["turned"])
     assert any("times its sensitivity" in fault for fault in found)
@@ -335,7 +337,7 @@ def test_a_clip_that_is_missing_is_noticed(name, same_world, monkeypatch):
 
 @pytest.mark.nightly
 def test_a_choice_by_an_exact_number_is_noticed(same_world, monkeypatch):
-    target = numpyro_dp.kernels.target.PrivateTarget
+    target = numpyro_dp.chain.target.PrivateTarget
     original = target.log_ratio
 
     def log_ratio(self, draw, z, z_new, bound):
@@ -349,9 +351,9 @@ def test_a_choice_by_an_exact_number_is_noticed(same_world, monkeypatch):
 
 @pytest.mark.nightly
 def test_noise_that_is_used_twice_is_noticed(same_world, monkeypatch):
-    draw = numpyro_dp.noise.NoiseSource.draw
+    draw = numpyro_dp.privacy.noise.NoiseSource.draw
     monkeypatch.setattr(
-        numpyro_dp.noise.NoiseSource,
+        numpyro_dp.privacy.noise.NoiseSource,
         "draw",
         lambda self, shape, mechanism, relation, nonce: draw(self, shape, mechanism, relation, b"always"),
     )
@@ -375,7 +377,9 @@ def test_a_sum_by_hand_moves_by_its_sensitivity(relation, x64, monkeypatch):
     table[ROW] = 1e6
     recorder = Recorder(sensitivity_steps(relation))
     recorder.install(monkeypatch)
-    monkeypatch.setattr(numpyro_dp.noise.NoiseSource, "__init__", lambda self, seed=None: setattr(self, "_seed", 3))
+    monkeypatch.setattr(
+        numpyro_dp.privacy.noise.NoiseSource, "__init__", lambda self, seed=None: setattr(self, "_seed", 3)
+    )
     neighbor = np.delete(table, ROW, 0)
     if relation == "replace_one":
         neighbor = table.copy()

@@ -17,12 +17,12 @@ from numpyro_dp import (
     FixedBatches,
     PrivacyBudgetError,
 )
-from numpyro_dp.kernels.target import Draw, PrivateTarget
-from numpyro_dp.ledger import Wanted, plan_for_budget
-from numpyro_dp.mechanisms import Gaussian
-from numpyro_dp.model import separate
+from numpyro_dp.chain.target import Draw, PrivateTarget
+from numpyro_dp.model.separate import separate
 from numpyro_dp.owners import LocalExchange
-from numpyro_dp.subsampling import Batch, as_batches
+from numpyro_dp.privacy.batches import Batch, as_batches
+from numpyro_dp.privacy.ledger import Wanted, plan_for_budget
+from numpyro_dp.privacy.mechanisms import Gaussian
 
 Y = (np.arange(200) % 2).astype(np.float32)
 

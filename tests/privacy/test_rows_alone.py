@@ -11,12 +11,13 @@ import pytest
 from jax.extend.core import Primitive
 from jax.scipy import special
 
-from numpyro_dp.batching import vmap_last
-from numpyro_dp.clipping import clipped_moments, clipped_sum
-from numpyro_dp.gradients import RowSums
-from numpyro_dp.isolation import RowsMeetError, alone, betainc_is_elementwise, hazards
-from numpyro_dp.model import UnsupportedModelError, separate
-from numpyro_dp.sums import release_sum
+from numpyro_dp.fast.gradients import RowSums
+from numpyro_dp.fast.vmap import vmap_last
+from numpyro_dp.model.arguments import UnsupportedModelError
+from numpyro_dp.model.separate import separate
+from numpyro_dp.privacy.clipping import clipped_moments, clipped_sum
+from numpyro_dp.privacy.isolation import RowsMeetError, alone, betainc_is_elementwise, hazards
+from numpyro_dp.tools.sums import release_sum
 
 N = 512
 pytestmark = pytest.mark.optimized
@@ -78,10 +79,10 @@ def test_the_incomplete_beta_function_is_refused_where_rows_meet_in_it(monkeypat
             numpyro.sample("y", dist.RightCensoredDistribution(dist.StudentT(3.0, b, 1.0), late), obs=y)
 
     args = (np.linspace(-1, 1, 7, dtype=np.float32), np.arange(7) % 2)
-    monkeypatch.setattr("numpyro_dp.isolation.betainc_is_elementwise", lambda backend: False)
+    monkeypatch.setattr("numpyro_dp.privacy.isolation.betainc_is_elementwise", lambda backend: False)
     with pytest.raises(UnsupportedModelError, match="incomplete beta function"):
         separate(censored, args)
-    monkeypatch.setattr("numpyro_dp.isolation.betainc_is_elementwise", lambda backend: True)
+    monkeypatch.setattr("numpyro_dp.privacy.isolation.betainc_is_elementwise", lambda backend: True)
     separate(censored, args)
 
 

@@ -17,7 +17,7 @@ from helpers.addresses import reserved_address
 from helpers.sharded import KERNELS, D, N, draws, model, table
 
 from numpyro_dp import DPHMC, DPExponentialFamily, DPPenalty
-from numpyro_dp.sharding import layout_of
+from numpyro_dp.privacy.sharding import layout_of
 
 
 def conjugate(y):
@@ -67,8 +67,8 @@ def test_vectorized_chains_on_several_devices():
 
 def test_noise_on_each_device_would_be_noticed(monkeypatch):
     """A mutation: something is added before the total is taken."""
-    from numpyro_dp.clipping import ClippedSum
-    from numpyro_dp.sharding import Layout
+    from numpyro_dp.privacy.clipping import ClippedSum
+    from numpyro_dp.privacy.sharding import Layout
 
     def twice(self, of_rows, rows):
         found = honest(self, of_rows, rows)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numpyro_dp.clipping import GRID, OwnerIndex, clipped_moments, clipped_sum, penalized_sum, sensitivity_steps
-from numpyro_dp.mechanisms import FixedBatchGaussian, Gaussian, PoissonGaussian, TruncatedPoissonGaussian
-from numpyro_dp.noise import NoiseSource
-from numpyro_dp.subsampling import OVERFLOW, AllRows, FixedBatches, PoissonBatches, as_batches
+from numpyro_dp.privacy.batches import OVERFLOW, AllRows, FixedBatches, PoissonBatches, as_batches
+from numpyro_dp.privacy.clipping import GRID, OwnerIndex, clipped_moments, clipped_sum, penalized_sum, sensitivity_steps
+from numpyro_dp.privacy.mechanisms import FixedBatchGaussian, Gaussian, PoissonGaussian, TruncatedPoissonGaussian
+from numpyro_dp.privacy.noise import NoiseSource
 
 N = 50
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-import numpyro_dp.clipping
+import numpyro_dp.privacy.clipping
 from numpyro_dp import PrivacyBudget, PrivacyBudgetError, release_sum
-from numpyro_dp.accounting import gaussian_rho
-from numpyro_dp.clipping import clipped_sum
-from numpyro_dp.ledger import Ledger
-from numpyro_dp.noise import NoiseSource
+from numpyro_dp.privacy.accounting import gaussian_rho
+from numpyro_dp.privacy.clipping import clipped_sum
+from numpyro_dp.privacy.ledger import Ledger
+from numpyro_dp.privacy.noise import NoiseSource
 
 N = 300
 HOSTILE = st.sampled_from([np.nan, np.inf, -np.inf, 1e30, -1e30, 1e-40, 0.0, 1.0, -1.0, 0.3])
@@ -69,10 +69,10 @@ def distance(first, second, place, vector):
 
 def test_a_clip_that_is_left_out_is_noticed(without_noise, monkeypatch):
     def unclipped(values, bound):
-        return jnp.round(jnp.nan_to_num(values) * (numpyro_dp.clipping.GRID / bound)).astype(jnp.int32)
+        return jnp.round(jnp.nan_to_num(values) * (numpyro_dp.privacy.clipping.GRID / bound)).astype(jnp.int32)
 
     assert distance(-2.0, 2.0, 7, False) <= 1 + 1e-5
-    monkeypatch.setattr(numpyro_dp.clipping, "scalar_steps", unclipped)
+    monkeypatch.setattr(numpyro_dp.privacy.clipping, "scalar_steps", unclipped)
     assert distance(-2.0, 2.0, 7, False) > 5
 
 
@@ -106,7 +106,7 @@ def test_it_is_charged_before_the_table_is_read_and_refused_beyond(tmp_path, mon
     def read(*args, **options):
         raise AssertionError("the table was read")
 
-    monkeypatch.setattr(numpyro_dp.sums, "clipped_sum", read)
+    monkeypatch.setattr(numpyro_dp.tools.sums, "clipped_sum", read)
     with pytest.raises(PrivacyBudgetError):
         release_sum(pair, (x, g), bound=1.0, eps=0.9, delta=5e-4, budget=budget)
     assert len(budget.charges) == 1
@@ -125,7 +125,7 @@ def test_one_row_beside_a_known_number_is_a_table(without_noise):
     assert release_sum(lambda x: jnp.sum(x - known), np.array([1.5]), bound=1.0, eps=1.0).value == 0.5
 
 
-@pytest.mark.parametrize("bound", [numpyro_dp.sums.SMALLEST_BOUND, 1 / numpyro_dp.sums.SMALLEST_BOUND])
+@pytest.mark.parametrize("bound", [numpyro_dp.tools.sums.SMALLEST_BOUND, 1 / numpyro_dp.tools.sums.SMALLEST_BOUND])
 def test_the_smallest_and_the_largest_bound_are_allowed(bound):
     assert release_sum(lambda x: x, X, bound=bound, eps=1.0).bound == pytest.approx(bound)
 
@@ -145,7 +145,7 @@ def test_vectors_are_added_by_blocks_only_where_neighbours_have_their_rows_in_th
         asked.append(fixed_places)
         return clipped_sum(*args, fixed_places=fixed_places, **options)
 
-    monkeypatch.setattr(numpyro_dp.sums, "clipped_sum", spy)
+    monkeypatch.setattr(numpyro_dp.tools.sums, "clipped_sum", spy)
     release_sum(pair, (X, G), bound=1.0, eps=1.0, delta=1e-4, neighboring_relation=relation)
     assert asked == [relation == "replace_one"]
 

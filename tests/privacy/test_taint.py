@@ -74,14 +74,14 @@ from helpers.observation import (  # noqa: F401
 )
 
 import numpyro_dp
-import numpyro_dp.accounting
-import numpyro_dp.budget
+import numpyro_dp.chain.target
 import numpyro_dp.kernels.base
 import numpyro_dp.kernels.prepared
-import numpyro_dp.kernels.target
 import numpyro_dp.mcmc
-import numpyro_dp.noise
-import numpyro_dp.sums
+import numpyro_dp.privacy.accounting
+import numpyro_dp.privacy.budget
+import numpyro_dp.privacy.noise
+import numpyro_dp.tools.sums
 from numpyro_dp import (
     DPHMC,
     MCMC,
@@ -102,9 +102,9 @@ from numpyro_dp import (
 from numpyro_dp.kernels.barker import CORRECTIONS
 from numpyro_dp.kernels.base import DPKernel, KernelOptions
 from numpyro_dp.kernels.hmc import LEAPFROGS
-from numpyro_dp.mechanisms import NEIGHBORING_RELATIONS
 from numpyro_dp.preparation import MODES
-from numpyro_dp.subsampling import AllRows, Batches
+from numpyro_dp.privacy.batches import AllRows, Batches
+from numpyro_dp.privacy.mechanisms import NEIGHBORING_RELATIONS
 
 SUFFICIENT = "sufficient statistics are bounded row by row: units are refused"
 ONE_OWNER = "the noise of its test has a fixed size: several owners are refused"
@@ -329,8 +329,8 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> None:
         self._later = lambda: value
         self._ledger._what += f" ({value:.3g})"
         self._described["unit"] += f" ({value:.3g})"
-        numpyro_dp.ledger._LAST["value"] = numpyro_dp.ledger.Ledger.last = value
-        numpyro_dp.subsampling._capacity(round(1e6 * value) + 10, 0.5)
+        numpyro_dp.privacy.ledger._LAST["value"] = numpyro_dp.privacy.ledger.Ledger.last = value
+        numpyro_dp.privacy.batches._capacity(round(1e6 * value) + 10, 0.5)
         Path("leak.txt").write_text(f"{value:.3g}")
         return separated
 
@@ -341,8 +341,8 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DPKernel, "_admit", leaking_admit)
     monkeypatch.setattr(DPKernel, "get_diagnostics_str", leaking_diagnostics)
     monkeypatch.setattr(DPKernel, "typical", property(lambda self: self._ledger._salt), raising=False)
-    monkeypatch.setattr(numpyro_dp.ledger, "_LAST", {}, raising=False)
-    monkeypatch.setattr(numpyro_dp.ledger.Ledger, "last", 0.0, raising=False)
+    monkeypatch.setattr(numpyro_dp.privacy.ledger, "_LAST", {}, raising=False)
+    monkeypatch.setattr(numpyro_dp.privacy.ledger.Ledger, "last", 0.0, raising=False)
 
 
 LEAKING = Configuration(DPPenalty, {"eps": 3.0, "prepare": False, "budget": new_budget()} | SEED)
@@ -368,7 +368,7 @@ def test_rows_that_are_kept_are_noticed_wherever_they_are(stubbed, monkeypatch):
         self._number = {"first": [float(x[0])]}
         self._text = f"{x[0]:.3f}"
         self._bytes = x.tobytes()
-        numpyro_dp.ledger._LAST["kinds"] = (kwargs["kind"].copy(),)
+        numpyro_dp.privacy.ledger._LAST["kinds"] = (kwargs["kind"].copy(),)
         try:
             raise ValueError("an error that is kept, with its frames")
         except ValueError as error:
@@ -376,7 +376,7 @@ def test_rows_that_are_kept_are_noticed_wherever_they_are(stubbed, monkeypatch):
         return admit(self, args, kwargs)
 
     monkeypatch.setattr(DPKernel, "_admit", keeping)
-    monkeypatch.setattr(numpyro_dp.ledger, "_LAST", {}, raising=False)
+    monkeypatch.setattr(numpyro_dp.privacy.ledger, "_LAST", {}, raising=False)
     kernel = DPPenalty(line, eps=3.0, prepare=False, num_iterations=5)
     table = LINE.first()
     with warnings.catch_warnings():
@@ -386,7 +386,7 @@ def test_rows_that_are_kept_are_noticed_wherever_they_are(stubbed, monkeypatch):
     for name in ("_view", "_copy", "_later", "_number", "_text", "_bytes", "_LAST", "_error"):
         assert any(name in way for way in found), (name, found)
     del kernel._error, kernel._later, kernel._view, kernel._copy, kernel._number, kernel._text, kernel._bytes
-    numpyro_dp.ledger._LAST.clear()
+    numpyro_dp.privacy.ledger._LAST.clear()
     assert rows_kept({"kernel": kernel}, table) == []
 
 
@@ -565,13 +565,13 @@ def test_a_sum_hands_out_nothing_else(stubbed, x64):
 
 
 def test_a_sum_that_is_handed_out_without_noise_would_be_noticed(stubbed, monkeypatch):
-    class Open(numpyro_dp.sums.NoisySum):
+    class Open(numpyro_dp.tools.sums.NoisySum):
         def __init__(self, *args):
             super().__init__(*args)
             frame = sys._getframe(1)
             object.__setattr__(self, "exact", np.asarray(frame.f_locals["arrays"][0]).sum())
 
-    monkeypatch.setattr(numpyro_dp.sums, "NoisySum", Open)
+    monkeypatch.setattr(numpyro_dp.tools.sums, "NoisySum", Open)
     first, second = (observe(stubbed, LINE, which, summed) for which in (0, 1))
     assert differences(first, second) != []
 

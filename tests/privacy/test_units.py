@@ -25,12 +25,12 @@ from numpyro_dp import (
     audit,
     clipping,
 )
-from numpyro_dp.clipping import GRID, clipped_sum
-from numpyro_dp.model import separate
+from numpyro_dp.model.separate import separate
+from numpyro_dp.model.units import group_rows
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.preparation.derivatives import Survey
-from numpyro_dp.subsampling import FixedBatches, PoissonBatches
-from numpyro_dp.units import group_rows
+from numpyro_dp.privacy.batches import FixedBatches, PoissonBatches
+from numpyro_dp.privacy.clipping import GRID, clipped_sum
 
 RNG = np.random.default_rng(3)
 N, D = 60, 2

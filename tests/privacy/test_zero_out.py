@@ -10,9 +10,9 @@ from dp_accounting import NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 
 from numpyro_dp import DPSGLD, MCMC, DPBarker, DPPenalty, FixedBatches, PrivacyBudget, PrivacyBudgetError, release_sum
-from numpyro_dp.accounting import composed_delta, composed_eps, gaussian_delta
-from numpyro_dp.clipping import GRID, clipped_sum, sensitivity_steps
-from numpyro_dp.mechanisms import FixedBatchGaussian, Gaussian, PoissonGaussian, TruncatedPoissonGaussian
+from numpyro_dp.privacy.accounting import composed_delta, composed_eps, gaussian_delta
+from numpyro_dp.privacy.clipping import GRID, clipped_sum, sensitivity_steps
+from numpyro_dp.privacy.mechanisms import FixedBatchGaussian, Gaussian, PoissonGaussian, TruncatedPoissonGaussian
 
 HOSTILE = np.array([np.nan, np.inf, -np.inf, 1e30, -1e30, 0.3, -7.0], np.float32)
 

@@ -25,8 +25,8 @@ import numpyro.distributions as dist
 import pytest
 from helpers.mistakes import noise_divided_by
 
-import numpyro_dp.clipping
-import numpyro_dp.noise
+import numpyro_dp.privacy.clipping
+import numpyro_dp.privacy.noise
 from numpyro_dp import (
     DPHMC,
     DPSGHMC,
@@ -38,11 +38,11 @@ from numpyro_dp import (
     FixedBatches,
     PoissonBatches,
 )
-from numpyro_dp.accounting import composed_eps
-from numpyro_dp.auditing import guess
-from numpyro_dp.ledger import Ledger, Releases
-from numpyro_dp.mechanisms import Gaussian, PoissonGaussian
-from numpyro_dp.noise import NoiseSource
+from numpyro_dp.privacy.accounting import composed_eps
+from numpyro_dp.privacy.ledger import Ledger, Releases
+from numpyro_dp.privacy.mechanisms import Gaussian, PoissonGaussian
+from numpyro_dp.privacy.noise import NoiseSource
+from numpyro_dp.tools.auditing import guess
 
 pytestmark = pytest.mark.optimized
 
@@ -358,9 +358,11 @@ def test_owners_of_rows_against_one_another_and_against_the_rest_of_the_world(mo
 @pytest.mark.statistical
 def test_rows_that_are_not_clipped_are_noticed(monkeypatch):
     monkeypatch.setattr(
-        numpyro_dp.clipping,
+        numpyro_dp.privacy.clipping,
         "scalar_steps",
-        lambda values, bound: jnp.round(jnp.nan_to_num(values * (numpyro_dp.clipping.GRID / bound))).astype(jnp.int32),
+        lambda values, bound: jnp.round(jnp.nan_to_num(values * (numpyro_dp.privacy.clipping.GRID / bound))).astype(
+            jnp.int32
+        ),
     )
     scenario = Scenario(penalty(1.1), table(10, NOTHING), table(-10, NOTHING))
     trials = ready(scenario)
@@ -370,7 +372,9 @@ def test_rows_that_are_not_clipped_are_noticed(monkeypatch):
 @pytest.mark.statistical
 def test_noise_for_the_other_relation_is_noticed(monkeypatch):
     """The sensitivity of adding or removing a row, where replacing one is claimed."""
-    monkeypatch.setattr(numpyro_dp.noise, "sensitivity_steps", lambda relation: numpyro_dp.clipping.GRID)
+    monkeypatch.setattr(
+        numpyro_dp.privacy.noise, "sensitivity_steps", lambda relation: numpyro_dp.privacy.clipping.GRID
+    )
     scenario = SCENARIOS["sgld"]
     trials = ready(scenario)
     assert bound_of(scenario, trials) > 1.2 * trials.eps

@@ -15,8 +15,8 @@ import numpyro.distributions as dist
 import pytest
 from helpers.mistakes import noise_divided_by
 
-import numpyro_dp.clipping
-import numpyro_dp.noise
+import numpyro_dp.privacy.clipping
+import numpyro_dp.privacy.noise
 from numpyro_dp import (
     DPHMC,
     DPSGHMC,
@@ -32,9 +32,9 @@ from numpyro_dp import (
 )
 from numpyro_dp.kernels.base import DPKernel
 from numpyro_dp.kernels.stochastic_gradient import StochasticGradientKernel
-from numpyro_dp.noise import NoiseSource
 from numpyro_dp.preparation import Preparation
-from numpyro_dp.subsampling import PoissonBatches
+from numpyro_dp.privacy.batches import PoissonBatches
+from numpyro_dp.privacy.noise import NoiseSource
 
 pytestmark = pytest.mark.optimized
 
@@ -172,9 +172,11 @@ def test_half_the_noise_is_noticed(monkeypatch):
 @pytest.mark.nightly
 def test_a_clip_that_is_left_out_is_noticed(monkeypatch):
     monkeypatch.setattr(
-        numpyro_dp.clipping,
+        numpyro_dp.privacy.clipping,
         "scalar_steps",
-        lambda values, bound: jnp.round(jnp.nan_to_num(values * (numpyro_dp.clipping.GRID / bound))).astype(jnp.int32),
+        lambda values, bound: jnp.round(jnp.nan_to_num(values * (numpyro_dp.privacy.clipping.GRID / bound))).astype(
+            jnp.int32
+        ),
     )
     kernel = KERNELS["penalty"]
     assert not run(kernel, *(np.array([value, NOTHING], np.float32) for value in (20, -20))).holds
@@ -182,7 +184,9 @@ def test_a_clip_that_is_left_out_is_noticed(monkeypatch):
 
 @pytest.mark.nightly
 def test_the_wrong_relation_is_noticed(monkeypatch):
-    monkeypatch.setattr(numpyro_dp.noise, "sensitivity_steps", lambda relation: numpyro_dp.clipping.GRID)
+    monkeypatch.setattr(
+        numpyro_dp.privacy.noise, "sensitivity_steps", lambda relation: numpyro_dp.privacy.clipping.GRID
+    )
     assert not run(langevin()).holds
 
 
@@ -198,7 +202,7 @@ def test_iterations_that_are_not_planned_for_are_noticed(uncounted, monkeypatch)
         return exact(self, num_iterations - 3, num_chains, resumed)
 
     monkeypatch.setattr(StochasticGradientKernel, "_releases", forgetful)
-    monkeypatch.setattr("numpyro_dp.auditing._Repeated.grant", _unlimited)
+    monkeypatch.setattr("numpyro_dp.tools.auditing._Repeated.grant", _unlimited)
     lengths = {
         "chains": {"num_warmup": 0, "num_samples": 2, "num_chains": 4},
         "warmup": {"num_warmup": 3, "num_samples": 1},

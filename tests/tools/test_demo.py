@@ -11,8 +11,8 @@ import matplotlib
 matplotlib.use("Agg")
 
 from numpyro_dp import demo
-from numpyro_dp.accounting import gaussian_delta, gaussian_rho
 from numpyro_dp.plots import plot_posteriors
+from numpyro_dp.privacy.accounting import gaussian_delta, gaussian_rho
 
 pytestmark = pytest.mark.optimized
 

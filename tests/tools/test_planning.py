@@ -14,8 +14,7 @@ from numpyro.infer import init_to_value
 from scipy import stats
 
 from numpyro_dp import DPHMC, MCMC, DPPenalty, plan
-from numpyro_dp.accounting import gaussian_rho, noise_multiplier_for
-from numpyro_dp.planning import (
+from numpyro_dp.chain.worth import (
     MAX_CURVATURE_NOISE,
     best_leapfrog,
     best_walk,
@@ -25,6 +24,7 @@ from numpyro_dp.planning import (
 )
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.preparation.options import warn_if_blurred
+from numpyro_dp.privacy.accounting import gaussian_rho, noise_multiplier_for
 
 SAMPLERS = ("DPHMC", "DPPenalty", "DPPenalty(prepare=False)", "DPHMC(prepare=False)")
 

@@ -7,9 +7,9 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-import numpyro_dp.rehearsal
+import numpyro_dp.tools.rehearsal
 from numpyro_dp import DPHMC, DPPenalty, Preparation, PrivacyBudget, rehearse
-from numpyro_dp.rehearsal import _simulated
+from numpyro_dp.tools.rehearsal import _simulated
 
 N = 2000
 
@@ -130,9 +130,9 @@ def test_a_rehearsal_compares_with_the_truth_and_with_nuts(tmp_path):
 def test_a_public_table_is_taken_as_it_is(monkeypatch):
     y = (np.arange(N) % 2).astype(np.int32)
     seen = []
-    run = numpyro_dp.rehearsal.MCMC.run
+    run = numpyro_dp.tools.rehearsal.MCMC.run
     monkeypatch.setattr(
-        numpyro_dp.rehearsal.MCMC,
+        numpyro_dp.tools.rehearsal.MCMC,
         "run",
         lambda self, key, *args, **kw: (seen.append(args), run(self, key, *args, **kw)),
     )
@@ -156,5 +156,5 @@ def test_ranks_count_the_draws_below_the_truth():
         def get_samples(self):
             return {"b": draws}
 
-    record = numpyro_dp.rehearsal._record(Run(), {}, {"b": truth})
+    record = numpyro_dp.tools.rehearsal._record(Run(), {}, {"b": truth})
     assert record["rank"] == {"b[0]": 0.5, "b[1]": 1.0}

@@ -1,0 +1,1 @@
+"""The structure of a row's density, by which clipped gradients are cheap."""

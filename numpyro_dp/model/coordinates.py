@@ -1,0 +1,484 @@
+"""Where the parameters meet the data: the few functions of the parameters that a row's log density depends on.
+
+    ``log p(row | z) = l(phi(z), row)``
+
+A model computes much from its unconstrained parameters z before any row comes in: groups' effects from their mean,
+scale and standardised deviations, say, or a curve in z. The rows see only the results. `find_cut` reads them off the
+jaxpr (JAX's record of the computation) of the row log density, as a minimum vertex cut between z and all that depends
+on the row: the fewest real numbers phi, never more than there are parameters. Among the cuts of that size it takes the
+one nearest to the data, where likelihoods are simplest: whatever is curved or hierarchical about the parameters lies
+before it, in `Cut.coordinates`, and stays exact when ``l(phi, row)`` is replaced by an approximation.
+
+===========================================================  =================================================
+model                                                        phi
+===========================================================  =================================================
+regression on coefficients                                   the coefficients; z itself
+groups' effects ``mu + tau * eta[group]``                    ``mu + tau * eta``; mu, tau and eta are two numbers more
+``x ~ Normal(a, 1)``, ``y ~ Normal(b + a**2, 1)``            a and ``b + a**2``
+``y ~ Normal(m, sigma)``, sigma positive                     m and z's coordinate of sigma
+``y ~ Normal(a**2 + b**2, 1)``                               ``a**2 + b**2``
+===========================================================  =================================================
+
+Where a row picks a group's deviation before it is scaled, the values of all groups are scaled first (see
+`numpyro_dp.model.graph`).
+
+An approximation of l may be evaluated anywhere, so phi should range over all of R^m. Among cuts of the same size,
+those with the fewest bounded or positive values (scales, probabilities) come first, so that a scale enters by the
+parameter that it is the exponential of. In the end numbers decide: synthetic values of phi, mixed from several draws of
+z and moved further out, must be values of phi, too. They are not if a value is confined, or if its entries are tied to
+each other, as ordered cut points are; then the cut moves towards z, and to z itself at last. Where that takes more
+numbers, the cut stays, if the row's log density goes on smoothly beyond the values of phi: ``y ~ Normal(a**2 + b**2,
+1)`` is a normal likelihood of one number, although no parameters make it negative. Only a search looks there.
+
+**No private value is read.** Rows are shapes where the function is traced, and synthetic where it is compared.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.scipy.sparse.linalg import cg
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+from numpyro_dp.model.arguments import NO_VALUE, canonical
+from numpyro_dp.model.graph import Graph, Op, is_public, trace
+from numpyro_dp.model.separable import SeparableModel
+from numpyro_dp.model.synthetic import synthetic_rows, tolerance
+from numpyro_dp.model.tracing import Shape
+
+__all__ = ["Cut", "find_cut"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cut:
+    """A row's log density as a function of phi(z).
+
+    :ivar size: m, the number of coordinates of phi; at most that of z.
+    :ivar trivial: whether phi is z itself.
+    :ivar names: what each coordinate is: an entry of an unconstrained parameter by the name of its site, as in `b[2]`,
+        or of a value by the operation that computes it, as in `add_12[2]`.
+    :ivar coordinates: the function ``flat z -> phi``. Sees no private argument.
+    :ivar row_log_density: the function ``(phi, one-row slices of the private arguments) -> log p(row | z)``.
+    :ivar drawn_log_density: the function ``(phi, one-row slices, words of a key) -> log p(row' | z)``, where row' is
+        the row with its outcomes drawn at phi, constants to derivatives; None where phi does not tell their law.
+    :ivar num_outcomes: how many values the row's outcome can have, where these are few and nothing else is drawn: then
+        the first of the words, a number below that, says which of them row' has.
+    :ivar has_thresholds: whether parameters are compared with values that are no constants, so that there may be steps.
+    :ivar apart: pairs of coordinates of which no row's log density depends on both, shape (m, m), such as the effects
+        of two groups where each row has one: read off the graph, so that other pairs may be apart, too; or None.
+    """
+
+    size: int
+    trivial: bool
+    names: tuple[str, ...]
+    coordinates: Callable[[jax.Array], jax.Array]
+    row_log_density: Callable[[jax.Array, tuple], jax.Array]
+    drawn_log_density: Callable[[jax.Array, tuple, jax.Array], jax.Array] | None = None
+    num_outcomes: int | None = None
+    has_thresholds: bool = False
+    apart: np.ndarray | None = None
+
+
+def find_cut(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool = True) -> Cut:
+    """The fewest functions of the parameters that the rows see, nearest to the data; z itself if there are no better.
+
+    :param separated: what `separate` returned for the model.
+    :param args, kwargs: the model's arguments. Of the private ones nothing is used; public arrays may be traced.
+    :param enumerates: whether outcomes that can have few values are enumerated rather than drawn.
+    """
+    graph = trace(separated, args, kwargs, enumerates)
+    public = _public_arrays(separated, args, kwargs)
+    computed = graph.op_of.keys() - graph.entries.keys()
+    checkable = not any(isinstance(constant, jax.core.Tracer) for constant in graph.constants.values())
+    banned = set() if checkable else set(computed)
+    smallest = phi = _choose(graph, banned)
+    for attempt in range(_ATTEMPTS + 1):
+        blamed = _check(graph, phi, separated, public) if checkable and not _is_z(graph, phi) else set()
+        if not blamed:
+            break
+        if not phi.values:
+            return _trivial(graph, separated, args, kwargs)
+        banned |= blamed if blamed - banned and attempt + 1 < _ATTEMPTS else computed
+        phi = _choose(graph, banned)
+    if smallest.size < phi.size and not _check(graph, smallest, separated, public, may_be_tied=True):
+        phi = smallest
+    if _is_z(graph, phi):
+        return _trivial(graph, separated, args, kwargs)
+    return Cut(
+        size=phi.size,
+        trivial=False,
+        names=_names(graph, phi, separated),
+        coordinates=functools.partial(_coordinates, graph, phi, public),
+        row_log_density=functools.partial(_row_log_density, graph, phi, public),
+        drawn_log_density=functools.partial(_drawn_log_density, graph, phi, public) if _can_draw(graph, phi) else None,
+        num_outcomes=graph.num_outcomes,
+        has_thresholds=graph.has_thresholds,
+        apart=_apart(graph, phi),
+    )
+
+
+_ATTEMPTS = 5
+
+
+def _is_z(graph: Graph, phi: "_Phi") -> bool:
+    return not phi.values and phi.entries.size in (0, graph.num_params)
+
+
+def _drawn_of_z(graph: Graph, separated: SeparableModel, args: tuple, kwargs: dict) -> Callable | None:
+    if graph.drawn is None:
+        return None
+    if graph.num_outcomes is None:
+        return separated.drawn_log_density(args, kwargs)
+    enumerated = separated.enumerated_log_density(args, kwargs)
+    return lambda z, row, words: enumerated(z, row, words[0])
+
+
+def _trivial(graph: Graph, separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
+    return Cut(
+        size=separated.num_params,
+        trivial=True,
+        names=tuple(_entry_names(separated)),
+        coordinates=lambda z: z,
+        row_log_density=separated.row_log_density(args, kwargs),
+        drawn_log_density=_drawn_of_z(graph, separated, args, kwargs),
+        num_outcomes=graph.num_outcomes,
+        has_thresholds=graph.has_thresholds,
+        apart=_apart(graph, _Phi(np.arange(graph.num_params), (), (graph.z,), graph.num_params)),
+    )
+
+
+def _public_arrays(separated: SeparableModel, args: tuple, kwargs: dict) -> list:
+    leaves = jax.tree.leaves((args, kwargs))
+    return [leaf for leaf, a in zip(leaves, separated.arguments, strict=True) if is_public(a)]
+
+
+# -- The minimum cut ---------------------------------------------------------------------------------------------------
+
+
+class _Phi(NamedTuple):
+    """The values that a cut consists of.
+
+    :ivar entries: indices of the entries of z among them, in order.
+    :ivar values: numbers of the others.
+    :ivar cut: numbers of all of them.
+    """
+
+    entries: np.ndarray
+    values: tuple[int, ...]
+    cut: tuple[int, ...]
+    size: int
+
+
+def _choose(graph: Graph, banned: Collection[int]) -> _Phi:
+    cut = _minimum_cut(graph, banned)
+    for value in sorted(cut):
+        cut = (cut - {value}) | {_before_affine(graph, value)}
+    entries = [graph.entries[v].ravel() for v in sorted(cut) if v in graph.entries]
+    index = np.unique(np.concatenate(entries)) if entries else np.zeros(0, int)
+    values = tuple(sorted(cut - graph.entries.keys()))
+    return _Phi(index, values, tuple(sorted(cut)), index.size + sum(map(graph.size, values)))
+
+
+def _minimum_cut(graph: Graph, banned: Collection[int]) -> set[int]:
+    """The values that separate z from what depends on the row: of the smallest total size; among these, with the fewest
+    entries that are confined to a range; among these, nearest to the data.
+
+    A value is an edge from vertex 2v to vertex 2v + 1, whose width is its size. All other edges are wide.
+    """
+    confined, sink = _confined(graph), 2 * len(graph.avals)
+    wide: set[tuple[int, int]] = {(2 * graph.output + 1, sink)} if graph.of_z_alone(graph.output) else set()
+    values = {graph.z}
+    for op in graph.needed([graph.output]):
+        inputs = [v for v in op.inputs if graph.of_z_alone(v)]
+        values.update(inputs)
+        for v in inputs:
+            wide.update((2 * v + 1, sink if w in graph.of_row else 2 * w) for w in op.outputs)
+    # One more entry is worse than all entries confined. SciPy counts in 32 bits: beyond, confined entries are no worse.
+    unit = graph.num_params + 1 if graph.num_params < _LARGE else 1
+    infinite = (graph.num_params + 1) * (unit + 1)
+    may_cut = [v for v in values if graph.is_float(v) and _before_affine(graph, v) not in banned]
+    edges = dict.fromkeys([*wide, *((2 * v, 2 * v + 1) for v in values)], infinite)
+    for v in may_cut:
+        edges[2 * v, 2 * v + 1] = min(graph.size(v) * (unit + (v in confined and unit > 1)), infinite)
+    tails, heads = np.array(list(edges), np.int32).T
+    capacity = csr_array((np.array(list(edges.values()), np.int32), (tails, heads)), shape=(sink + 1, sink + 1))
+    left = capacity - maximum_flow(capacity, 2 * graph.z, sink).flow
+    left.data = (left.data > 0).astype(np.int32)
+    left.eliminate_zeros()
+    reach = set(breadth_first_order(csr_array(left.T), sink, return_predecessors=False).tolist())
+    return {v for v in may_cut if 2 * v + 1 in reach and 2 * v not in reach}
+
+
+_LARGE = 30_000
+
+
+def _confined(graph: Graph) -> set[int]:
+    """Values that look as if they did not range over all real numbers. A guess: numbers decide in the end."""
+    confined: set[int] = set()
+    for op in graph.ops:
+        parents = [v for v in dict.fromkeys(op.inputs) if graph.of_z_alone(v) and graph.is_float(v)]
+        within = [v in confined for v in parents]
+        name = op.eqn.primitive.name
+        divides = name == "div" and op.inputs[1] in parents
+        if parents and (name in _CONFINING or divides or (any if name in _JOINING else all)(within)):
+            confined.update(op.outputs)
+    return confined
+
+
+def _before_affine(graph: Graph, value: int) -> int:
+    """The value of the same size that one of a cut is an affine function of: best an entry of z, which has a name."""
+    while value not in graph.entries:
+        op, parents = graph.op_of[value], graph.parents(value)
+        scales = op.eqn.primitive.name != "div" or op.inputs[0] in parents
+        same_size = len(parents) == 1 and graph.size(parents[0]) == graph.size(value) and graph.is_float(parents[0])
+        if op.eqn.primitive.name not in _AFFINE or not scales or not same_size or op.inputs.count(parents[0]) > 1:
+            break
+        value = parents[0]
+    return value
+
+
+# By the names of JAX's operations: results lie in a part of the real line; some results are confined if some operand
+# is (others only if all are, as a product of a scale and a normal is not); affine functions of a single operand.
+# fmt: off
+_CONFINING = frozenset([
+    "abs", "acosh", "asinh", "atan", "ceil", "clamp", "cos", "cosh", "custom_jvp_call", "custom_vjp_call",
+    "custom_vjp_call_jaxpr", "erf", "erfc", "exp", "exp2", "expm1", "floor", "integer_pow", "log1p", "logistic", "max",
+    "min", "pow", "reduce_max", "reduce_min", "rem", "round", "rsqrt", "sign", "sin", "sqrt", "square", "tanh",
+])
+_JOINING = frozenset(["concatenate", "dynamic_update_slice", "scatter", "select_n", "stack"])
+_AFFINE = frozenset([
+    "add", "add_any", "broadcast_in_dim", "convert_element_type", "copy", "div", "expand_dims", "gather", "mul", "neg",
+    "reshape", "rev", "squeeze", "sub", "transpose",
+])
+# fmt: on
+
+
+# -- The two functions -------------------------------------------------------------------------------------------------
+
+
+def _with_public(graph: Graph, public: Sequence) -> dict[int, jax.Array]:
+    return {v: jnp.asarray(x, graph.avals[v].dtype) for v, x in zip(graph.public, public, strict=True)}
+
+
+def _coordinates(graph: Graph, phi: _Phi, public: Sequence, z: jax.Array) -> jax.Array:
+    z = jnp.asarray(z, graph.avals[graph.z].dtype)
+    parts = graph.evaluate({graph.z: z, **_with_public(graph, public)}, phi.values)
+    return jnp.concatenate([z[phi.entries], *(jnp.ravel(part).astype(z.dtype) for part in parts)])
+
+
+def _row_log_density(graph: Graph, phi: _Phi, public: Sequence, at: jax.Array, row: tuple) -> jax.Array:
+    return graph.evaluate(_known(graph, phi, public, at, row), [graph.output])[0]
+
+
+def _drawn_log_density(
+    graph: Graph, phi: _Phi, public: Sequence, at: jax.Array, row: tuple, key: jax.Array
+) -> jax.Array:
+    assert graph.drawn is not None
+    return graph.evaluate({**_known(graph, phi, public, at, row), graph.key: key}, [graph.drawn])[0]
+
+
+def _can_draw(graph: Graph, phi: _Phi) -> bool:
+    """Whether a row can be drawn, and phi is all that it takes."""
+    if graph.drawn is None:
+        return False
+    known = {graph.key, *graph.rows, *graph.public, *phi.values, *_entries_in(graph, phi)}
+    inputs = {v for op in graph.needed([graph.drawn], known) for v in op.inputs}
+    return not any(v in graph.entries and v not in known for v in inputs)
+
+
+def _apart(graph: Graph, phi: _Phi) -> np.ndarray:
+    """`Cut.apart`: a row picks one entry of a value, and by the same index one of another."""
+    place = dict(zip(phi.values, _places(graph, phi), strict=True))  # where in phi the entries of a value are
+    of_entry = np.zeros(graph.num_params, int)
+    of_entry[phi.entries] = np.arange(phi.entries.size)
+    place |= {v: of_entry[graph.entries[v]] for v in _entries_in(graph, phi)}
+    index, position = np.full(phi.size, _UNSEEN), np.zeros(phi.size, int)
+    targets = [graph.output] if graph.drawn is None else [graph.output, graph.drawn]
+    for op in graph.needed(targets, {*place, *graph.rows, *graph.public, graph.key}):
+        seen = [v for v in dict.fromkeys(op.inputs) if v in place]
+        if len(seen) == 1 and (arranged := _arranged(graph, op, place[seen[0]])) is not None:
+            place[op.outputs[0]] = arranged
+            continue
+        for v in seen:
+            by, at = _picked_by(graph, op, v)
+            here = index[place[v]]
+            same = (here == _UNSEEN) | ((here == by) & (position[place[v]] == at))
+            index[place[v]], position[place[v]] = np.where(same, by, _ALWAYS), at
+    by_one = (index[:, None] == index) & (index >= 0)
+    return by_one & (position[:, None] != position)
+
+
+_UNSEEN, _ALWAYS = -1, -2  # by no row; not by one index alone
+
+
+def _picked_by(graph: Graph, op: Op, value: int) -> tuple[int, Any]:
+    """The index by which a row picks from a value, and the position at which it picks each entry; or `_ALWAYS`."""
+    is_pick = graph.picks.get(op.outputs[0]) is op
+    axes: tuple[int, ...] = op.eqn.params["dimension_numbers"].collapsed_slice_dims if is_pick else ()
+    if len(axes) != 1 or op.inputs[0] != value or graph.size(op.inputs[1]) != 1:
+        return _ALWAYS, 0
+    shape = graph.avals[value].shape
+    return op.inputs[1], np.arange(shape[axes[0]]).reshape([-1 if k == axes[0] else 1 for k in range(len(shape))])
+
+
+def _arranged(graph: Graph, op: Op, place: np.ndarray) -> np.ndarray | None:
+    """Where the entries of a result come from, each of which is made of one entry and of what does not depend on z."""
+    name, out = op.eqn.primitive.name, op.outputs[0]
+    if out in graph.of_row or graph.size(out) != place.size or name == "gather" or name not in _AFFINE:
+        return None
+    if name == "transpose":
+        return np.transpose(place, op.eqn.params["permutation"])
+    return np.flip(place, op.eqn.params["dimensions"]) if name == "rev" else place.reshape(graph.avals[out].shape)
+
+
+def _places(graph: Graph, phi: _Phi) -> list[np.ndarray]:
+    """Where in phi the entries of each of its values are."""
+    ends = np.cumsum([phi.entries.size, *map(graph.size, phi.values)])
+    return [
+        np.arange(start, end).reshape(graph.avals[v].shape)
+        for v, start, end in zip(phi.values, ends[:-1], ends[1:], strict=True)
+    ]
+
+
+def _entries_in(graph: Graph, phi: _Phi) -> list[int]:
+    """The values that are entries of z, all of them in phi."""
+    return [v for v, index in graph.entries.items() if np.all(np.isin(index, phi.entries))]
+
+
+def _known(graph: Graph, phi: _Phi, public: Sequence, at: jax.Array, row: tuple) -> dict[int, jax.Array]:
+    known = _with_public(graph, public)
+    known |= {v: jnp.asarray(x, graph.avals[v].dtype) for v, x in zip(graph.rows, row, strict=True)}
+    at = jnp.asarray(at, graph.avals[graph.z].dtype)
+    start = phi.entries.size
+    # The other entries of z reach nothing.
+    z = jnp.zeros(graph.num_params, at.dtype).at[phi.entries].set(at[:start])
+    known |= {v: z[graph.entries[v]].astype(graph.avals[v].dtype) for v in _entries_in(graph, phi)}
+    for v in phi.values:
+        aval, size = graph.avals[v], graph.size(v)
+        known[v] = at[start : start + size].reshape(aval.shape).astype(aval.dtype)
+        start += size
+    return known
+
+
+def _entry_names(separated: SeparableModel) -> list[str]:
+    shapes: dict[str, Shape] = {name: np.shape(x) for name, x in sorted(separated.prototype.items())}
+    return [name for site, shape in shapes.items() for name in _indexed(site, shape)]
+
+
+def _names(graph: Graph, phi: _Phi, separated: SeparableModel) -> tuple[str, ...]:
+    of_z = _entry_names(separated)
+    names = [of_z[k] for k in phi.entries]
+    for v in phi.values:
+        names += _indexed(f"{graph.op_of[v].eqn.primitive.name}_{v}", graph.avals[v].shape)
+    return tuple(names)
+
+
+def _indexed(name: str, shape: Shape) -> list[str]:
+    return [f"{name}[{','.join(map(str, index))}]" if index else name for index in np.ndindex(*shape)]
+
+
+# -- Whether phi may take any value ------------------------------------------------------------------------------------
+
+_DRAWS = 8  # of z
+_WILD_DRAWS, _WILD = 4, 2.5  # of z, and how much further out they lie
+_MIXED = 12  # values of phi whose coordinates are those of several draws, and moved
+_FURTHER = 2.0  # how far those are moved, in standard deviations of the draws
+_ROWS = 4  # synthetic ones of each kind
+_STEPS, _CLOSE = 40, 0.05  # of the search for a z with a given phi; how close it must come, in standard deviations
+
+
+class _Numbers(NamedTuple):
+    by_z: np.ndarray  # log densities of rows at draws of z, the wild ones last
+    by_phi: np.ndarray  # at the other draws' phi, then at mixed ones
+    distance: np.ndarray  # of each coordinate of the mixed phi from what some z has, or from where densities go on
+
+
+def _check(graph: Graph, phi: _Phi, separated: SeparableModel, public: Sequence, may_be_tied: bool = False) -> set[int]:
+    """The values of a cut that cannot take all the values that a coordinate of their own can; empty if all is well.
+
+    :param may_be_tied: instead, those beyond whose values the row's log density is not defined, or flat.
+    """
+    rng = np.random.default_rng(0)
+    pick = rng.integers(0, _DRAWS, (_MIXED, phi.size))
+    noise = _FURTHER * rng.normal(size=pick.shape)
+    draws = rng.normal(size=(_DRAWS + _WILD_DRAWS, graph.num_params))
+    draws[_DRAWS:] *= _WILD
+    rows = synthetic_rows(separated.private_arguments(), _ROWS, rng)
+    # Public arrays that are traced have no value here.
+    public = [np.ones(x.shape, canonical(x.dtype)) if isinstance(x, NO_VALUE) else np.asarray(x) for x in public]
+
+    def compute(public: list, z: jax.Array, rows: tuple, noise: jax.Array) -> tuple:
+        def at_z(z: jax.Array, row: tuple) -> jax.Array:
+            arrays = _with_public(graph, public)
+            return graph.original(z, jnp.zeros(2, jnp.uint32), *row, *(arrays[v] for v in graph.public))[0]
+
+        def over_rows(density: Callable, points: jax.Array) -> jax.Array:
+            return jax.vmap(lambda p: jax.vmap(lambda row: density(p, row))(rows))(points)
+
+        coordinates = functools.partial(_coordinates, graph, phi, public)
+        of_draws = jax.vmap(coordinates)(z[:_DRAWS])
+        scale = jnp.std(of_draws, 0)
+        scale = jnp.where(scale > 0, scale, 1.0)
+        mixed = of_draws[pick, jnp.arange(phi.size)] + noise * scale
+        density = functools.partial(_row_log_density, graph, phi, public)
+        by_phi = over_rows(density, jnp.concatenate([of_draws, mixed]))
+        if may_be_tied:
+            return over_rows(at_z, z), by_phi, _beyond(density, mixed, rows)
+        distance = jax.vmap(lambda z, target: _distance(lambda z: coordinates(z) / scale, z, target / scale))(
+            z[np.arange(_MIXED) % _DRAWS], mixed
+        )
+        return over_rows(at_z, z), by_phi, distance
+
+    dtype = graph.avals[graph.z].dtype
+    inputs = (public, draws.astype(dtype), rows, noise.astype(dtype))
+    # Compiled ahead of time, a function gives numbers even where `find_cut` itself is being traced.
+    numbers = _Numbers(*jax.device_get(jax.jit(compute).lower(*inputs).compile()(*inputs)))
+    return _blame(graph, phi, separated, numbers)
+
+
+def _blame(graph: Graph, phi: _Phi, separated: SeparableModel, numbers: _Numbers) -> set[int]:
+    tied = ~(np.max(numbers.distance, 0) <= _CLOSE)
+    start, blamed = phi.entries.size, set()
+    for v in phi.values:
+        if np.any(tied[start : start + graph.size(v)]):
+            blamed.add(v)
+        start += graph.size(v)
+    if blamed:
+        return blamed
+    # Rows whose density overflows further out say nothing.
+    finite = np.all(np.isfinite(numbers.by_z), 0)
+    by_z, by_phi = numbers.by_z[:_DRAWS, finite], numbers.by_phi[:, finite]
+    allowed = tolerance(separated.arguments, by_z.dtype) * (1 + np.abs(by_z))
+    well = finite.any() and np.all(np.isfinite(by_phi)) and np.all(np.abs(by_phi[:_DRAWS] - by_z) <= allowed)
+    return set() if well and not tied.any() else set(phi.values) or {graph.z}
+
+
+def _beyond(density: Callable, points: jax.Array, rows: tuple) -> jax.Array:
+    """0 by point and coordinate where a density goes on; infinity where it ends: where it is not defined for some row,
+    or flat for all, as where it is cut off."""
+    slopes = jax.vmap(lambda point: jax.vmap(lambda row: jax.grad(density)(point, row))(rows))(points)
+    return jnp.where(jnp.isfinite(slopes).all(1) & (slopes != 0).any(1), 0.0, jnp.inf)
+
+
+def _distance(coordinates: Callable, z: jax.Array, target: jax.Array) -> jax.Array:
+    """How far, by coordinate, the nearest phi that a search finds is from the target (Levenberg and Marquardt)."""
+
+    def step(_: int, state: tuple) -> tuple:
+        z, residual, damping = state
+        _, forward = jax.linearize(coordinates, z)
+        backward = jax.linear_transpose(forward, z)
+        solution, _ = cg(lambda v: forward(backward(v)[0]) + damping * v, residual, maxiter=30)
+        moved = z + backward(solution)[0]
+        left = target - coordinates(moved)
+        better = jnp.sum(left**2) < jnp.sum(residual**2)
+        z, residual = jax.tree.map(lambda a, b: jnp.where(better, a, b), (moved, left), (z, residual))
+        return z, residual, jnp.clip(damping * jnp.where(better, 0.2, 5.0), 1e-6, 1e6)
+
+    state = (z, target - coordinates(z), jnp.ones((), z.dtype))
+    return jnp.abs(lax.fori_loop(0, _STEPS, step, state)[1])

@@ -1,0 +1,415 @@
+"""A model's row log density as a graph of operations, in which parameters meet the data as late as they can.
+
+JAX's record of the computation (its jaxpr) is written out, and two things are moved on the way, neither of which
+changes a number but for rounding. Where a row picks one entry of a value by an index of its own, and the entry is then
+multiplied by, or added to, what is the same for all rows, the arithmetic is done with all entries first, and the row
+picks from the results: ``mu + tau * eta[group]`` becomes ``(mu + tau * eta)[group]``. Where a row picks from one
+column, ``effects[group, 0]``, the column is taken first.
+"""
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
+from jax.flatten_util import ravel_pytree
+
+from numpyro_dp.model.separable import SeparableModel
+
+
+class Op(NamedTuple):
+    """One operation on numbered values."""
+
+    eqn: JaxprEqn
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+class Graph:
+    """The row log density as operations on numbered values, calls of functions written out.
+
+    :ivar ops: the operations, each after those that it needs.
+    :ivar constants: values known beforehand, by number.
+    :ivar z, public, rows, key: numbers of the flat parameters, of the public arrays, of the row, of the key's words.
+    :ivar output, drawn: numbers of the row's log density, and of that of a row that is drawn; None if none can be.
+    :ivar num_outcomes: how many values an outcome can have, where these are few; then it is the key's first word that
+        says which of them the drawn one is.
+    :ivar of_z, of_row: the values that depend on the parameters, and those that depend on the row (or on the key).
+    :ivar entries: the values that are entries of z, and which: indices in the shape of the value.
+    :ivar picks: the values that a row picks, by an index of its own, from a value that depends on the parameters alone.
+    """
+
+    def __init__(self, closed: ClosedJaxpr, num_rows: int):
+        self.original = jaxpr_as_fun(closed)
+        self.ops: list[Op] = []
+        self.op_of: dict[int, Op] = {}
+        self.avals: list[Any] = []  # shape and dtype of each value
+        self.constants: dict[int, Any] = {}
+        self._known: dict[Any, Any] = {}
+        self.picks: dict[int, Op] = {}
+        self.z, self.key, *rest = inputs = [self._value(var.aval) for var in closed.jaxpr.invars]
+        self.rows, self.public = rest[:num_rows], rest[num_rows:]
+        self.of_z, self.of_row = {self.z}, {self.key, *self.rows}
+        self.entries: dict[int, np.ndarray] = {self.z: np.arange(self.size(self.z))}
+        self.output, *drawn = self._write_out(closed.jaxpr, closed.consts, inputs)
+        self.drawn = drawn[0] if drawn else None
+        self.num_outcomes: int | None = None
+
+    @property
+    def num_params(self) -> int:
+        return self.size(self.z)
+
+    def size(self, value: int) -> int:
+        return math.prod(self.avals[value].shape)
+
+    def is_float(self, value: int) -> bool:
+        return jnp.issubdtype(self.avals[value].dtype, jnp.floating)
+
+    def of_z_alone(self, value: int) -> bool:
+        return value in self.of_z and value not in self.of_row
+
+    def parents(self, value: int) -> list[int]:
+        """The values that depend on the parameters of which this one is computed."""
+        op = self.op_of.get(value)
+        return [] if op is None else [v for v in dict.fromkeys(op.inputs) if v in self.of_z]
+
+    @property
+    def has_thresholds(self) -> bool:
+        """Whether the density compares parameters with what a row says, such as a day of change with the row's day.
+
+        Comparisons with constants are everywhere: they keep numbers in range.
+        """
+        of_row_alone = self.of_row - self.of_z
+        return any(
+            op.eqn.primitive.name in _COMPARISONS
+            and not self.of_z.isdisjoint(op.inputs)
+            and not of_row_alone.isdisjoint(op.inputs)
+            for op in self.needed([self.output])
+        )
+
+    def needed(self, targets: Iterable[int], known: Collection[int] = ()) -> list[Op]:
+        """The operations that compute some values from known ones, in order."""
+        wanted, ops = set(targets) - set(known), []
+        for op in reversed(self.ops):
+            if not wanted.isdisjoint(op.outputs):
+                ops.append(op)
+                wanted |= set(op.inputs) - set(known)
+        return ops[::-1]
+
+    def evaluate(self, known: Mapping[int, Any], targets: Sequence[int]) -> list[Any]:
+        values = {**self.constants, **known}
+        for op in self.needed(targets, known):
+            primitive = op.eqn.primitive
+            params = primitive.get_bind_params(op.eqn.params)
+            results = primitive.bind(*(values[v] for v in op.inputs), **params)
+            results = results if primitive.multiple_results else [results]
+            values |= {v: r for v, r in zip(op.outputs, results, strict=True) if v not in known}
+        return [values[v] for v in targets]
+
+    def _value(self, aval: Any) -> int:
+        self.avals.append(aval)
+        return len(self.avals) - 1
+
+    def _constant(self, aval: Any, constant: Any) -> int:
+        # An array that a model closes over comes anew with each trace: it is one value. Tracers and keys have no bytes.
+        if isinstance(constant, jax.core.Tracer) or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+            key: Any = object()
+        else:
+            key = (str(aval), hashlib.sha256(np.asarray(constant).tobytes()).digest())
+        if key not in self._known:
+            self._known[key] = self._value(aval)
+            self.constants[self._known[key]] = constant
+        return self._known[key]
+
+    def _write_out(self, jaxpr: Jaxpr, consts: Sequence, inputs: Sequence[int]) -> list[int]:
+        numbers = dict(zip(jaxpr.invars, inputs, strict=True))
+        numbers |= {var: self._constant(var.aval, c) for var, c in zip(jaxpr.constvars, consts, strict=True)}
+
+        def number(atom: Any) -> int:
+            return self._constant(atom.aval, atom.val) if isinstance(atom, Literal) else numbers[atom]
+
+        for eqn in jaxpr.eqns:
+            operands = [number(atom) for atom in eqn.invars]
+            inner = eqn.params.get(_CALLS.get(eqn.primitive.name, ""))
+            if isinstance(inner, ClosedJaxpr):
+                results = self._write_out(inner.jaxpr, inner.consts, operands)
+            elif isinstance(inner, Jaxpr):
+                results = self._write_out(inner, (), operands)
+            else:
+                results = self._apply(eqn, operands)
+            numbers |= dict(zip(eqn.outvars, results, strict=True))
+        return [number(atom) for atom in jaxpr.outvars]
+
+    def _apply(self, eqn: JaxprEqn, operands: Sequence[int]) -> list[int]:
+        # A model may compute the same thing twice (`b[0]` in two places): it is one value.
+        key: Any = (
+            eqn.primitive,
+            *operands,
+            *(item for name in sorted(eqn.params) for item in (name, eqn.params[name])),
+        )
+        try:
+            known = self._known.get(key)
+        except TypeError:  # a parameter that cannot be hashed
+            known, key = None, None
+        if known is not None and not eqn.effects:
+            return known
+        moved = (
+            self._sliced_first(eqn, operands) if eqn.primitive.name == "gather" else self._before_picks(eqn, operands)
+        )
+        if moved is not None:
+            if key is not None:
+                self._known[key] = moved
+            return moved
+        outputs = [self._value(var.aval) for var in eqn.outvars]
+        op = Op(eqn, tuple(operands), tuple(outputs))
+        self.ops.append(op)
+        self.op_of |= dict.fromkeys(outputs, op)
+        for group in (self.of_z, self.of_row):
+            if not group.isdisjoint(operands):
+                group.update(outputs)
+        self.entries |= self._entries_of(op)
+        if _picks(op) and self.of_z_alone(operands[0]) and operands[1] in self.of_row - self.of_z:
+            self.picks[outputs[0]] = op
+        if key is not None:
+            self._known[key] = outputs
+        return outputs
+
+    # -- Arithmetic before a row picks ---------------------------------------------------------------------------------
+
+    def _before_picks(self, eqn: JaxprEqn, operands: Sequence[int]) -> list[int] | None:
+        """The result of an operation on picked values, as one that is picked itself; None if that cannot be.
+
+        ``c * V[i]`` is ``(c * V)[i]``, and in a sum terms that are picked by the same index, or by none, come first.
+        """
+        name, shape = eqn.primitive.name, _shape(eqn.outvars[0])
+        if name in _SUMS:
+            terms = [*self._terms(operands[0], 1, shape), *self._terms(operands[1], -1 if name == "sub" else 1, shape)]
+            return self._sum_before_picks(terms)
+        if name not in _PRODUCTS:
+            return None
+        pick = next((v for v in operands if v in self.picks), None)
+        if pick is None or not all(self._joins(v, pick) for v in operands):
+            return None
+
+        def operation(*values: jax.Array) -> jax.Array:
+            return eqn.primitive.bind(*values, **eqn.params)
+
+        return self._pick_of(pick, operands, operation)
+
+    def _sliced_first(self, eqn: JaxprEqn, operands: Sequence[int]) -> list[int] | None:
+        """``V[i, 0]`` as ``V[:, 0][i]``: the other columns are none of the row's concern. None if it is no such.
+
+        :param eqn: a gather.
+        """
+        source, index = operands
+        joined, axes = self.op_of.get(index), eqn.params["dimension_numbers"].start_index_map
+        if joined is None or joined.eqn.primitive.name != "concatenate" or len(joined.inputs) != len(axes):
+            return None
+        for axis, part in zip(axes, joined.inputs, strict=True):
+            column, rest = self._one_constant(part), [v for v in joined.inputs if v != part]
+            params = _without_axis(eqn, axis)
+            if column is None or params is None or not rest or not 0 <= column < self.avals[source].shape[axis]:
+                continue
+
+            def picked(source: jax.Array, *rest: jax.Array, axis=axis, column=column, params=params) -> jax.Array:
+                sliced = lax.index_in_dim(source, column, axis, keepdims=False)
+                return eqn.primitive.bind(sliced, jnp.concatenate(rest, -1), **params)
+
+            return self._trace_in(picked, [source, *rest])
+        return None
+
+    def _one_constant(self, value: int) -> int | None:
+        """The number of which all entries of a value are made, if it is known."""
+        ops = self.needed([value])
+        inputs = {value, *(v for op in ops for v in op.inputs)} - {v for op in ops for v in op.outputs}
+        if not inputs <= self.constants.keys() or any(isinstance(self.constants[v], jax.core.Tracer) for v in inputs):
+            return None
+        with jax.ensure_compile_time_eval():
+            found = np.asarray(self.evaluate({}, [value])[0])
+        return int(found.flat[0]) if found.size and (found == found.flat[0]).all() else None
+
+    def _terms(self, value: int, sign: int, shape: tuple[int, ...]) -> list[tuple[int, int]]:
+        """The terms of a sum of one shape, and their signs."""
+        op = self.op_of.get(value)
+        is_sum = op is not None and op.eqn.primitive.name in _SUMS and value in self.of_row and value in self.of_z
+        if op is None or not is_sum or self.avals[value].shape != shape:
+            return [(value, sign)]
+        one, other = op.inputs
+        negated = -sign if op.eqn.primitive.name == "sub" else sign
+        return [*self._terms(one, sign, shape), *self._terms(other, negated, shape)]
+
+    def _sum_before_picks(self, terms: list[tuple[int, int]]) -> list[int] | None:
+        pick = next((v for v, _ in terms if v in self.picks), None)
+        if pick is None:
+            return None
+        joined = [term for term in terms if self._joins(term[0], pick)]
+        if len(joined) < 2:
+            return None
+        signs = [sign for _, sign in joined]
+        (total,) = self._pick_of(pick, [v for v, _ in joined], lambda *values: _signed_sum(values, signs))
+        others = [term for term in terms if term not in joined]
+        if not others:
+            return [total]
+        values = [total, *(v for v, _ in others)]
+        return self._trace_in(lambda *values: _signed_sum(values, [1, *(sign for _, sign in others)]), values)
+
+    def _joins(self, value: int, pick: int) -> bool:
+        """Whether a value is picked by the same index as `pick`, or the same for whatever is picked."""
+        here, there = self.picks.get(value), self.picks[pick]
+        if here is not None:
+            same_shape = self.avals[here.inputs[0]].shape == self.avals[there.inputs[0]].shape
+            return same_shape and here.inputs[1] == there.inputs[1] and here.eqn.params == there.eqn.params
+        if value in self.of_row or not self.is_float(value):
+            return False
+        batch = [k for n, k in enumerate(self.avals[pick].shape) if n not in there.eqn.params["dimension_numbers"][0]]
+        return self.size(value) == 1 or (math.prod(batch) == 1 and self.avals[value].shape == self.avals[pick].shape)
+
+    def _pick_of(self, pick: int, operands: Sequence[int], operation: Callable) -> list[int]:
+        """Pick, as `pick` does, from the results of an operation on what is picked from."""
+        op = self.picks[pick]
+        sources = [self.picks[v].inputs[0] if v in self.picks else v for v in operands]
+        shape = self.avals[op.inputs[0]].shape
+        kept = [k for k in range(len(shape)) if k not in op.eqn.params["dimension_numbers"].collapsed_slice_dims]
+
+        def spread(value: jax.Array, is_source: bool) -> jax.Array:
+            if is_source or value.size == 1:
+                return jnp.broadcast_to(value if is_source else value.reshape(()), shape)
+            return lax.broadcast_in_dim(value.reshape([shape[k] for k in kept]), shape, kept)
+
+        def picked(index: jax.Array, *values: jax.Array) -> jax.Array:
+            spread_out = [spread(x, v in self.picks) for x, v in zip(values, operands, strict=True)]
+            return op.eqn.primitive.bind(operation(*spread_out), index, **op.eqn.params)
+
+        return self._trace_in(picked, [op.inputs[1], *sources])
+
+    def _trace_in(self, function: Callable, operands: Sequence[int]) -> list[int]:
+        """The results of a function of numbered values, as numbered values."""
+        shapes = (jax.ShapeDtypeStruct(self.avals[v].shape, self.avals[v].dtype) for v in operands)
+        closed = jax.make_jaxpr(function)(*shapes)
+        return self._write_out(closed.jaxpr, closed.consts, operands)
+
+    def _entries_of(self, op: Op) -> dict[int, np.ndarray]:
+        """Which entries of z the results of an operation are, if it only picks and arranges them."""
+        name, params = op.eqn.primitive.name, op.eqn.params
+        if not op.inputs or op.inputs[0] not in self.entries:
+            return {}
+        index, out = self.entries[op.inputs[0]], op.outputs[0]
+        if name == "split":
+            ends = np.cumsum(params["sizes"])[:-1]
+            return dict(zip(op.outputs, np.split(index, ends, axis=params["axis"]), strict=True))
+        if name == "slice":
+            bounds = (params["start_indices"], params["limit_indices"], params["strides"] or (1,) * index.ndim)
+            return {out: index[tuple(slice(*bound) for bound in zip(*bounds, strict=True))]}
+        if name == "dynamic_slice" and all(v in self.constants for v in op.inputs[1:]):
+            sizes = params["slice_sizes"]
+            starts = [int(self.constants[v]) for v in op.inputs[1:]]
+            starts = [min(max(s, 0), n - k) for s, n, k in zip(starts, index.shape, sizes, strict=True)]
+            return {out: index[tuple(slice(s, s + k) for s, k in zip(starts, sizes, strict=True))]}
+        if name == "transpose":
+            return {out: np.transpose(index, params["permutation"])}
+        same_order = name in ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "copy", "convert_element_type")
+        if same_order and self.size(out) == index.size and self.is_float(out):
+            return {out: index.reshape(self.avals[out].shape)}
+        return {}
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return atom.aval.shape
+
+
+def _picks(op: Op) -> bool:
+    """Whether an operation picks whole entries of a value along some of its axes."""
+    if op.eqn.primitive.name != "gather":
+        return False
+    shape, params = _shape(op.eqn.invars[0]), op.eqn.params
+    numbers = params["dimension_numbers"]
+    is_whole = all(
+        size == (1 if k in numbers.collapsed_slice_dims else shape[k]) for k, size in enumerate(params["slice_sizes"])
+    )
+    fill = params["fill_value"]
+    return is_whole and not numbers.operand_batching_dims and (fill is None or bool(np.isnan(fill)))
+
+
+def _without_axis(eqn: JaxprEqn, axis: int) -> dict[str, Any] | None:
+    """The parameters of a gather from a value that has an axis less, one that the index reaches; None if it cannot."""
+    numbers = eqn.params["dimension_numbers"]
+    if axis not in numbers.collapsed_slice_dims or numbers.operand_batching_dims:
+        return None
+
+    def left(axes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(a - (a > axis) for a in axes if a != axis)
+
+    numbers = numbers._replace(
+        collapsed_slice_dims=left(numbers.collapsed_slice_dims), start_index_map=left(numbers.start_index_map)
+    )
+    sizes = tuple(size for a, size in enumerate(eqn.params["slice_sizes"]) if a != axis)
+    return eqn.params | {"dimension_numbers": numbers, "slice_sizes": sizes}
+
+
+def _signed_sum(values: Sequence[jax.Array], signs: Sequence[int]) -> jax.Array:
+    total, *rest = (value if sign > 0 else -value for value, sign in zip(values, signs, strict=True))
+    return sum(rest, start=total)
+
+
+_COMPARISONS = frozenset(("lt", "le", "gt", "ge"))
+_SUMS = frozenset(("add", "add_any", "sub"))
+_PRODUCTS = frozenset(("mul", "div", "neg"))
+
+# Functions that are called, and the parameter that holds them. Those with derivatives of their own stay as they are.
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+}
+
+
+def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool = True) -> Graph:
+    """
+    :param enumerates: whether outcomes that can have few values are enumerated rather than drawn.
+    """
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+
+    def log_densities(z: jax.Array, key: jax.Array, rows: tuple, public: Sequence) -> list[jax.Array]:
+        supply = iter(public)
+        filled = [next(supply) if is_public(a) else leaf for leaf, a in zip(leaves, separated.arguments, strict=True)]
+        args, kwargs = jax.tree.unflatten(treedef, filled)
+        found = [separated.row_log_density(args, kwargs)(z, rows)]
+        # Whatever keeps outcomes from being drawn (a law that has no sampler, say), one can do without.
+        with contextlib.suppress(Exception):
+            if num_outcomes:
+                found.append(separated.enumerated_log_density(args, kwargs)(z, rows, key[0]))
+            else:
+                found.append(separated.drawn_log_density(args, kwargs)(z, rows, key))
+        return found
+
+    num_outcomes = None
+    with contextlib.suppress(Exception):
+        num_outcomes = separated.num_outcomes(args, kwargs) if enumerates else None
+
+    z = jax.ShapeDtypeStruct((separated.num_params,), ravel_pytree(separated.prototype)[0].dtype)
+    rows = tuple(jax.ShapeDtypeStruct((1, *a.row_shape), a.dtype) for a in separated.private_arguments())
+    public = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in separated.arguments if is_public(a)]
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    graph = Graph(jax.make_jaxpr(log_densities)(z, key, rows, public), len(rows))
+    if graph.drawn is not None:
+        # Where the observed outcome has a part in the law of the drawn one (a series' last value, a weight that depends
+        # on it), the two together are no draw of the model.
+        outcomes = {graph.rows[k] for k in separated.outcome_leaves or ()}
+        if any(not outcomes.isdisjoint(op.inputs) for op in graph.needed([graph.drawn])):
+            graph.drawn = None
+        graph.num_outcomes = num_outcomes
+    return graph
+
+
+def is_public(argument: Any) -> bool:
+    """Whether an argument is a public array: these are traced, so that their values may be unknown."""
+    return argument.shape is not None and not argument.private

@@ -1,0 +1,245 @@
+"""A unit other than the row: a person, a household, a hospital visit's owner, with many rows.
+
+All rows of a unit are taken together: their log densities are added up before anything is clipped, so that the clip
+bounds what the unit as a whole can do. To the rest of the package a unit then *is* a row.
+
+Which rows are whose is public, and with it how many each unit has: neighbouring tables differ in the content of one
+unit's rows (`PublicUnits`). With a public cap on a unit's rows it is private: neighbouring tables differ in one unit's
+rows, of which there may be any number; what is beyond the cap is left out (`PrivateUnits`).
+"""
+
+import dataclasses
+import hashlib
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dp.model.arguments import name_leaves
+from numpyro_dp.model.separable import SeparableModel
+
+MOST_PADDING = 8
+"""Public units are laid out with as many places as the largest needs; so many times the table's rows at most."""
+
+
+class Layout:
+    """Where the rows of each unit are.
+
+    :ivar index: rows of each unit, shape (units, most rows of one); its own first row where it has no more.
+    :ivar present: which of these places are rows, same shape.
+    """
+
+    def __init__(self, number: np.ndarray, most: int):
+        """
+        :param number: of each row's unit, from 0, shape (n,).
+        :param most: rows of a unit, in the table's order, that there is a place for.
+        """
+        sizes = np.bincount(number)
+        order = np.argsort(number, kind="stable")
+        first = np.cumsum(sizes) - sizes
+        place = np.arange(most)
+        self.present = place < sizes[:, None]
+        self.index = order[first[:, None] + np.where(self.present, place, 0)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class UnitModel(SeparableModel):
+    """A model whose "rows" are units. `num_rows` is their number.
+
+    :ivar row_model: the same model, row by row.
+    :ivar most_rows: of a unit.
+    """
+
+    row_model: SeparableModel
+    most_rows: int
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """What a noise seed shall know of the units."""
+
+    @abstractmethod
+    def layout(self, args: tuple, kwargs: dict) -> Layout: ...
+
+    @property
+    def of_rows(self) -> SeparableModel:
+        return self.row_model
+
+    @property
+    def rows_per_unit(self) -> int:
+        return self.most_rows
+
+    def rows(self, args: tuple, kwargs: dict) -> tuple[jax.Array, ...]:
+        """The private leaves, units and their rows on the leading axes; and which of the places are rows."""
+        layout = self.layout(args, kwargs)
+        return (*(leaf[layout.index] for leaf in super().rows(args, kwargs)), jnp.asarray(layout.present))
+
+    def row_log_density(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple], jax.Array]:
+        """The function ``(flat z, slices of `rows` for one unit) -> log p(all of its rows | z)``."""
+        return self.per_unit(super().row_log_density(args, kwargs))
+
+    def per_unit(self, density: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        def total(z: jax.Array, unit: tuple, *key: jax.Array) -> jax.Array:
+            *rows, present = (part[0] for part in unit)
+            keys = [_split_words(words, present.shape[0]) for words in key]
+            each = jax.vmap(lambda row, *key: density(z, tuple(part[None] for part in row), *key))(rows, *keys)
+            return jnp.sum(jnp.where(present, each, 0))
+
+        return total
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PublicUnits(UnitModel):
+    """Units of which everybody knows which rows are theirs.
+
+    :ivar number: of each row's unit, shape (n,), in the order in which units appear.
+    """
+
+    number: np.ndarray
+
+    @property
+    def identity(self) -> str:
+        """A hash of which rows belong together."""
+        return hashlib.sha256(self.number.astype("<i8").tobytes()).hexdigest()
+
+    def layout(self, args: tuple, kwargs: dict) -> Layout:
+        return Layout(self.number, self.most_rows)
+
+    def require_same(self, unit: Any, args: tuple, kwargs: dict) -> None:
+        named = _named(self.row_model, unit, args, kwargs)
+        if not isinstance(named, jax.core.Tracer) and not np.array_equal(
+            _number(_values(self.row_model, unit, args, kwargs, has_public_size=True)), self.number
+        ):
+            raise ValueError(
+                f"unit={unit!r} says otherwise than before which rows are whose, and this kernel has grouped them "
+                "already. Make a new kernel"
+            )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PrivateUnits(UnitModel):
+    """Units of which the cap on their rows is public, and perhaps the number. Holds nothing of who has which.
+
+    :ivar unit: the name of the model's argument, a private one, that says so.
+    :ivar are_counted: whether their number is public.
+    """
+
+    unit: str
+    are_counted: bool
+
+    @property
+    def identity(self) -> str:
+        return f"private {self.unit!r}, up to {self.most_rows} rows"
+
+    @property
+    def has_public_places(self) -> bool:
+        return False
+
+    def layout(self, args: tuple, kwargs: dict) -> Layout:
+        number = _number(_values(self.row_model, self.unit, args, kwargs, has_public_size=False))
+        found = len(np.bincount(number))
+        if found != self.num_rows:  # what was planned, a batch above all, is for so many
+            counts = f"{self.num_rows} units, and there are {found}" if self.are_counted else "another number of units"
+            raise ValueError(f"this kernel was planned for {counts}. Make a new kernel")
+        return Layout(number, self.most_rows)
+
+
+def group_rows(
+    separated: SeparableModel,
+    unit: Any,
+    args: tuple,
+    kwargs: dict,
+    max_rows_per_unit: int | None = None,
+    are_counted: bool = True,
+) -> UnitModel:
+    """The model with units in the place of rows.
+
+    :param unit: whose each row is: integers, texts or dates, shape (n,); or the name of the model's argument that says
+        so.
+    :param max_rows_per_unit: makes it private which rows are whose; a unit's first so many rows count.
+    :param are_counted: whether the number of units is public. If not, no refusal depends on it.
+    :raises ValueError: if `unit` says no such thing, or if public sizes differ too much.
+    """
+    if max_rows_per_unit is not None:
+        _require_private(separated, unit, args, kwargs)
+    ids = _values(separated, unit, args, kwargs, has_public_size=max_rows_per_unit is None)
+    number = _number(ids)
+    sizes = np.bincount(number)
+    units, most = len(sizes), int(np.max(sizes, initial=0))
+    if units < 2 and are_counted:
+        raise ValueError("unit says that all rows belong to one and the same: there is nobody to hide among")
+    fields = {field.name: getattr(separated, field.name) for field in dataclasses.fields(SeparableModel)}
+    fields |= {"num_rows": units, "row_model": separated}
+    if max_rows_per_unit is not None:
+        return PrivateUnits(**fields, most_rows=max_rows_per_unit, unit=unit, are_counted=are_counted)
+    if units * most > MOST_PADDING * len(ids):
+        raise ValueError(
+            f"the largest unit has {most} of {len(ids)} rows, and the mean of the {units} units is "
+            f"{len(ids) / units:.3g}: all would need as much room as the largest. Keep fewer rows of the largest "
+            "units: `max_rows_per_unit=` does"
+        )
+    return PublicUnits(**fields, most_rows=most, number=number)
+
+
+def require_same_groups(grouped: SeparableModel, unit: str, args: tuple, kwargs: dict) -> None:
+    """Make sure that an argument still says what it said when rows were grouped by it.
+
+    :raises ValueError: if it does not. What is traced cannot be looked at.
+    """
+    if isinstance(grouped, PublicUnits):
+        grouped.require_same(unit, args, kwargs)
+
+
+def _require_private(separated: SeparableModel, unit: str, args: tuple, kwargs: dict) -> None:
+    _named(separated, unit, args, kwargs)
+    if unit not in [argument.name for argument in separated.private_arguments()]:
+        raise ValueError(
+            f"with max_rows_per_unit it is private which rows are whose, but unit={unit!r} names a public argument: "
+            "name it in private_args"
+        )
+
+
+def _split_words(words: jax.Array, num: int) -> jax.Array:
+    return jax.random.key_data(jax.random.split(jax.random.wrap_key_data(words, impl="threefry2x32"), num))
+
+
+def _number(ids: np.ndarray) -> np.ndarray:
+    """Units numbered in the order in which they appear."""
+    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[inverse.ravel()]
+
+
+def _named(separated: SeparableModel, unit: str, args: tuple, kwargs: dict) -> Any:
+    names = [argument.name for argument in name_leaves(separated.model, args, kwargs)]
+    if unit not in names:
+        raise ValueError(f"unit={unit!r} names no argument of the model: {', '.join(names)}")
+    return jax.tree.leaves((args, kwargs))[names.index(unit)]
+
+
+def _values(separated: SeparableModel, unit: Any, args: tuple, kwargs: dict, *, has_public_size: bool) -> np.ndarray:
+    described = "unit"
+    if isinstance(unit, str):
+        described, unit = f"unit={unit!r}", _named(separated, unit, args, kwargs)
+    if isinstance(unit, jax.core.Tracer):
+        raise ValueError(
+            f"{described} must be known before a step is compiled, and is traced here. Where it is public, give the "
+            "kernel the array itself; with max_rows_per_unit, leave out jit_model_args"
+        )
+    values = np.asarray(unit)
+    # An argument with rows is as long as the others: `separate` has seen to that.
+    is_column = values.shape == (separated.num_rows,) if has_public_size else values.ndim == 1
+    # Of other objects, NaN among them, equal ones may not be found.
+    if is_column and values.dtype.kind in "iubUSM":
+        return values
+    wanted, got = f"the {separated.num_rows} rows", f"shape {values.shape}, {values.dtype}"
+    wanted, got = (wanted, got) if has_public_size else ("the rows", f"{values.ndim} axes, {values.dtype}")
+    shape = f" of shape ({separated.num_rows},)" if has_public_size else ""
+    raise ValueError(
+        f"{described} must say whose each of {wanted} is, as integers{shape}, none of them missing; got {got}. "
+        "`pandas.factorize(ids)[0]` makes integers of anything"
+    )

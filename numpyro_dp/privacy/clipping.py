@@ -1,0 +1,389 @@
+"""Sums of per-row quantities, each row clipped; the result knows its own sensitivity.
+
+A sum is accumulated in integers. Each row's contribution is clipped, divided by the clip bound and rounded to a grid of
+`GRID` steps; integers add up exactly, in any order and at any size, so that the sensitivity claimed is the sensitivity
+that the floating-point program has (Mironov 2012 and Casacuberta et al. 2022 show how far apart the two can be).
+Rounding moves a row by at most half a step, ``bound / 2**24``.
+
+Rounding each entry of each row's vector takes longer than all the rest. Where neighbouring tables have all other rows
+*in the same places*, vectors are therefore added up in floating point within fixed blocks of `SMALL_BLOCK` rows, and
+the blocks' sums are rounded and added as integers. A changed row then changes one block. There B contributions of norm
+at most R, added in any order, are off by at most ``B u / (1 - B u)`` times the sum of their norms, about ``B**2 u R``
+(Higham 2002, section 4.2; u the unit roundoff): twice that is kept free, a 2000th of the bound.
+
+**Formal guarantee.** For every parameter value, and for rows of any content (NaN, infinity, 1e30), replacing one row
+changes a `ClippedSum` by at most ``2 * GRID`` steps in L2 norm, adding or removing one, or having it count as 0, by at
+most ``GRID`` steps; one step is ``bound / GRID``.
+
+=====================================  ====================================
+a row whose                            contributes
+=====================================  ====================================
+scalar is NaN                          0
+scalar is +-infinity                   +-bound
+vector has a NaN or infinite entry     0
+vector has a norm that overflows       0
+vector is 0                            0
+bound is 0 (no jump)                   0
+=====================================  ====================================
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+from jax import lax
+
+from numpyro_dp.privacy.isolation import alone, one_row
+
+GRID = 2**23
+"""Steps per clip bound: float32 resolves no more."""
+
+_LIMB = 2**24  # a sum is hi * _LIMB + lo with 0 <= lo < _LIMB: exact in int32 for more than 1e9 rows
+_CHUNK_ELEMENTS = 2**15  # rows are taken in chunks of about this many numbers, which bounds the memory
+_CHUNK_ROWS = (2**8, 2**17)
+_BLOCK = 128  # rows whose steps add up in int32: 128 * 2**23 = 2**30
+SMALL_BLOCK = 64  # rows whose vectors add up in floating point
+
+
+class ClippedSum(NamedTuple):
+    """A sum over rows on the integer grid; made by `clipped_sum` only.
+
+    :ivar hi, lo: the sum in steps is ``hi * 2**24 + lo``; scalars, or vectors of the same length; with owners, one
+        such sum for each of them, on a leading axis.
+    :ivar bound: largest norm of one row's contribution, in real units.
+    """
+
+    hi: jax.Array
+    lo: jax.Array
+    bound: jax.Array
+
+
+class UnclippedSum(NamedTuple):
+    """A plain floating-point sum, for runs without privacy. No noise can be added to it."""
+
+    value: jax.Array
+
+
+def sensitivity_steps(neighboring_relation: str) -> int:
+    """L2 sensitivity of every `ClippedSum`, in steps of the grid."""
+    return {"replace_one": 2 * GRID, "add_or_remove_one": GRID, "zero_out": GRID}[neighboring_relation]
+
+
+class OwnerIndex(NamedTuple):
+    """Whose row each one is; public.
+
+    :ivar of_row: owner number of each row.
+    :ivar num_owners: how many owners there are.
+    """
+
+    of_row: np.ndarray | jax.Array
+    num_owners: int
+
+
+def clipped_sum(
+    per_row: Callable[[tuple], jax.Array],
+    rows: Sequence[jax.Array],
+    bound: jax.Array | float,
+    width: int = 1,
+    size: jax.Array | None = None,
+    owners: OwnerIndex | None = None,
+    fixed_places: bool = False,
+    may_loop: bool = False,
+) -> ClippedSum | UnclippedSum:
+    """Sum `per_row` over the rows, each contribution clipped to norm `bound`.
+
+    :param per_row: from one-row slices of `rows` (leading axis 1) to a scalar or a vector.
+    :param rows: arrays with the rows on the leading axis.
+    :param bound: at least 0, in the units of `per_row`. The Python float ``inf`` gives an `UnclippedSum`.
+    :param width: about how many numbers one row needs, which decides how many rows are taken at once.
+    :param size: only the first so many rows count. Default: all of them. May be 0.
+    :param owners: one sum for each owner, on a leading axis, instead of one in all.
+    :param fixed_places: whether neighbouring tables have all rows but one in the same places, so that vectors may be
+        added up by blocks.
+    :param may_loop: see `numpyro_dp.privacy.isolation.alone`.
+    :raises RowsMeetError: while it is traced, if rows could act on one another through `per_row`.
+    """
+    # Where a program holds the table as a constant, compilers look at it: a column in which all rows are alike becomes
+    # a number, and then all rows are computed by other instructions than those of a neighbouring table are, with other
+    # last bits. They do not look past a barrier.
+    rows = lax.optimization_barrier(tuple(rows))
+    num_rows = rows[0].shape[0]
+    counted_rows = num_rows if size is None else size
+    of_row = alone(per_row, one_row(rows), may_loop=may_loop)
+    result = of_row.shapes
+    dtype = jnp.promote_types(result.dtype, jnp.float32)  # the grid is too fine for 16-bit floats
+    clip: bool = not (isinstance(bound, float) and math.isinf(bound))
+    by_blocks = fixed_places and clip and len(result.shape) == 1 and owners is None
+    chunk = chunk_rows(width + sum(math.prod(row.shape[1:]) for row in rows))
+    if fixed_places or owners is not None:
+        chunk = min(num_rows, chunk)
+    else:
+        rows, chunk = whole_chunks(rows, chunk)
+        num_rows = rows[0].shape[0]
+
+    def chunk_sum(start: jax.Array, counted: jax.Array) -> tuple:
+        slices = tuple(lax.dynamic_slice_in_dim(row, start, chunk)[:, None] for row in rows)
+        values = jax.vmap(of_row.of)(slices).astype(dtype)
+        if by_blocks:
+            values = _without_infinities(values)
+        # The barrier is for safety first: were a row's value computed twice, for its norm and for the sum, the two
+        # could differ by rounding, and the clip would be that of another vector. It is also faster.
+        values = lax.optimization_barrier(values)
+        position = start + jnp.arange(chunk)
+        counted_here = (position >= counted) & (position < counted_rows)
+        counts = _align(counted_here, values)
+        if not clip:
+            return (_sum_values(jnp.where(counts, values, 0), start),)
+        if by_blocks:
+            return _sum_by_blocks(values, bound, counted_here)
+        steps = (scalar_steps if values.ndim == 1 else _vector_steps)(values, bound)
+        return sum_steps(jnp.where(counts, steps, 0), _owners_of(start))
+
+    def _owners_of(start: jax.Array) -> OwnerIndex | None:
+        if owners is None:
+            return None
+        return OwnerIndex(lax.dynamic_slice_in_dim(jnp.asarray(owners.of_row), start, chunk), owners.num_owners)
+
+    def _sum_values(values: jax.Array, start: jax.Array) -> jax.Array:
+        whose = _owners_of(start)
+        return jnp.sum(values, 0) if whose is None else jax.ops.segment_sum(values, whose.of_row, whose.num_owners)
+
+    def add_chunk(k: jax.Array, total: tuple) -> tuple:
+        counted = k * chunk
+        # The last chunk starts early enough to be whole; its rows that are counted already are left out.
+        part = chunk_sum(jnp.minimum(counted, num_rows - chunk), counted)
+        if not clip:
+            return (total[0] + part[0],)
+        return add_sums(total, part)
+
+    shape = result.shape if owners is None else (owners.num_owners, *result.shape)
+    zero = jnp.zeros(shape, jnp.int32 if clip else dtype)
+    total = lax.fori_loop(0, -(-num_rows // chunk), add_chunk, (zero,) if not clip else (zero, zero))
+    if not clip:
+        return UnclippedSum(total[0])
+    return ClippedSum(total[0], total[1], jnp.asarray(bound, dtype))
+
+
+class ClippedMoments(NamedTuple):
+    """Exact integer moments of the clipped scalars of one batch of fixed size; private, see `penalized_sum`.
+
+    :ivar first, second: sum of the rows' values in steps of ``bound / 2**15``, and of their squares; as floats.
+    :ivar size: rows in the batch.
+    :ivar bound: largest absolute value of one row, in real units.
+    """
+
+    first: jax.Array
+    second: jax.Array
+    size: int
+    bound: jax.Array
+
+
+def clipped_moments(
+    per_row: Callable[[tuple], jax.Array], rows: Sequence[jax.Array], bound: jax.Array | float
+) -> ClippedMoments:
+    """Moments of the scalar `per_row` over `rows`, each value clipped to +-`bound` and rounded to 2**-15 of it."""
+    rows = lax.optimization_barrier(tuple(rows))  # see `clipped_sum`
+    size = rows[0].shape[0]
+    values = jax.vmap(alone(per_row, one_row(rows)).of)(tuple(row[:, None] for row in rows))
+    dtype = jnp.promote_types(values.dtype, jnp.float32)
+    steps = (scalar_steps(lax.optimization_barrier(values.astype(dtype)), bound) + 2**7) >> 8  # rounded
+
+    def exact_sum(terms: jax.Array) -> jax.Array:
+        def add(k: jax.Array, total: tuple) -> tuple:
+            return add_sums(total, sum_steps(lax.dynamic_slice_in_dim(padded, k * chunk, chunk)))
+
+        chunk = min(_CHUNK_ROWS[1], size)
+        chunks = -(-size // chunk)
+        padded = jnp.pad(terms, (0, chunks * chunk - size))
+        hi, lo = lax.fori_loop(0, chunks, add, (jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)))
+        return hi.astype(dtype) * _LIMB + lo.astype(dtype)
+
+    # A square has 30 bits: its two halves are summed apart, so that no partial sum leaves 32 bits.
+    squares = steps * steps
+    second = exact_sum(squares >> 15) * 2**15 + exact_sum(squares & (2**15 - 1))
+    return ClippedMoments(exact_sum(steps), second, size, jnp.asarray(bound, dtype))
+
+
+def penalized_sum(moments: ClippedMoments, weight: float, factor: float) -> ClippedSum:
+    """``weight * sum_i r_i - v / 2`` with ``v = weight**2 * factor * sum_i (r_i - mean)**2``, as one clipped sum.
+
+    **Formal guarantee.** Replacing one row of the batch moves it by at most ``2 w c + 2 w^2 c^2 (1 - 1/b) factor`` for
+    rows within +-c (tight: all other rows at c, one that moves from -c to c), which is the sensitivity ``2 * bound`` of
+    the result. Rounding is allowed for.
+    """
+    size, unit = moments.size, moments.bound / 2**15
+    spread = moments.second - moments.first * (moments.first / size)
+    value = weight * unit * moments.first - weight**2 * factor * unit**2 * spread / 2
+    largest = weight * moments.bound + weight**2 * moments.bound**2 * (1 - 1 / size) * factor
+    # The integers are exact; of the float operations on them, each is off by at most eps times the largest value, which
+    # is below `size` times `largest`.
+    bound = largest * (1 + 8 * size * float(jnp.finfo(value.dtype).eps) + 1e-6)
+    steps = jnp.where(bound > 0, jnp.round(value * (GRID / bound)), 0)
+    hi = jnp.floor(steps / _LIMB)
+    return ClippedSum(hi.astype(jnp.int32), (steps - hi * _LIMB).astype(jnp.int32), bound)
+
+
+def chunk_rows(width: int) -> int:
+    """Rows to take at once when one row needs `width` numbers: a power of two, which bounds the memory of a pass."""
+    rows = 2 ** round(math.log2(_CHUNK_ELEMENTS / width))
+    return int(np.clip(rows, *_CHUNK_ROWS))
+
+
+def whole_chunks(rows: Sequence[jax.Array], chunk: int) -> tuple[tuple[jax.Array, ...], int]:
+    """The rows with zeros behind them, so that all chunks are whole, and how long these are: a power of two.
+
+    Compilers compute the last few rows of an odd number by other instructions, with other last bits. Where a change of
+    one row may move others to other places, these must not be places of that kind: a function that jumps (the gradient
+    of a Laplace density) would make much of a last bit.
+    """
+    num_rows = rows[0].shape[0]
+    chunk = min(chunk, max(64, 2 ** math.ceil(math.log2(max(num_rows, 1)))))
+    missing = -num_rows % chunk if num_rows else chunk  # one chunk of zeros where there is no row
+    return tuple(jnp.pad(row, [(0, missing)] + [(0, 0)] * (row.ndim - 1)) for row in rows), chunk
+
+
+def _align(mask: jax.Array, values: jax.Array) -> jax.Array:
+    return mask.reshape(mask.shape + (1,) * (values.ndim - 1))
+
+
+def scalar_steps(values: jax.Array, bound: jax.Array | float) -> jax.Array:
+    """Clip to [-bound, bound], in steps; one row each."""
+    steps = values * (GRID / bound)
+    steps = jnp.where(jnp.isnan(steps), 0, jnp.clip(steps, -GRID, GRID))
+    return jnp.round(steps).astype(jnp.int32)
+
+
+def _vector_steps(values: jax.Array, bound: jax.Array | float) -> jax.Array:
+    """Clip the L2 norm of each row of `values` to `bound`, in steps."""
+    scaled = values / bound
+    norm_squared = jnp.sum(scaled * scaled, -1, keepdims=True)
+    factor = jnp.minimum(GRID, _radius(values.shape[-1], 0.0) * lax.rsqrt(norm_squared))
+    # A norm that is not finite, or a factor that underflows against a huge row, would leave 0 * inf = NaN.
+    usable = jnp.isfinite(norm_squared)
+    return jnp.round(jnp.where(usable, scaled * factor, 0)).astype(jnp.int32)
+
+
+def _sum_by_blocks(values: jax.Array, bound: jax.Array | float, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The sum over rows in fixed places, of which only the sums of blocks of rows are rounded.
+
+    :param values: without infinities or NaN, see `_without_infinities`; a vector that has had one has no finite norm.
+    :param counts: which rows count.
+    """
+    size, dimension = values.shape
+    per_bound = 1 / jnp.asarray(bound, values.dtype)
+    norm_squared = jnp.sum((values * per_bound) ** 2, -1)
+    radius = radius_by_blocks(dimension, SMALL_BLOCK)
+    weights = jnp.minimum(GRID, radius * lax.rsqrt(norm_squared)) * per_bound
+    weights = jnp.where(counts & jnp.isfinite(norm_squared) & jnp.isfinite(weights), weights, 0)
+    blocks = -(-size // SMALL_BLOCK)
+    missing = blocks * SMALL_BLOCK - size
+    weights = jnp.pad(weights, (0, missing)).reshape(blocks, 1, SMALL_BLOCK)
+    vectors = jnp.pad(values, ((0, missing), (0, 0))).reshape(blocks, SMALL_BLOCK, dimension)
+    sums = jnp.matmul(weights, vectors, precision=lax.Precision.HIGHEST)[:, 0]
+    return sum_in_limbs(jnp.round(sums).astype(jnp.int32))  # at most 2**29
+
+
+def _without_infinities(values: jax.Array) -> jax.Array:
+    """Numbers so large that their squares overflow in the place of infinities and NaN: 0 times them is 0."""
+    return jnp.where(jnp.isfinite(values), values, jnp.finfo(values.dtype).max / 4)
+
+
+def radius_by_blocks(dimension: int, block: int) -> float:
+    """`_radius` for vectors that are added up by blocks of so many rows."""
+    return _radius(dimension, 2 * block**2 * float(np.finfo(np.float32).eps) / 2)
+
+
+def _radius(dimension: int, room: float) -> float:
+    """The norm, in steps, to which vectors are clipped so that what becomes of them is at most `GRID`.
+
+    It leaves room for rounding to the grid (half a step per entry) and for the floating-point error of the norm,
+    whatever the compiler does.
+
+    :param room: relative, for further errors.
+    """
+    slack = 4 * (dimension + 16) * float(np.finfo(np.float32).eps) + room
+    radius = (GRID - math.sqrt(dimension) / 2) * (1 - slack) - 1
+    if radius <= 0:
+        raise ValueError(f"cannot clip vectors of {dimension} entries on a grid of {GRID} steps")
+    return radius
+
+
+def sum_steps(steps: jax.Array, owners: OwnerIndex | None = None) -> tuple[jax.Array, jax.Array]:
+    """Exact sum over the leading axis, of at most `GRID` steps each, in int32 throughout.
+
+    At most 2**26 rows; with owners at most 2**17.
+    """
+    if owners is not None:
+        high = jax.ops.segment_sum(steps >> 12, owners.of_row, owners.num_owners)
+        return normalize(high, jax.ops.segment_sum(steps & 4095, owners.of_row, owners.num_owners))
+    blocks = -(-steps.shape[0] // _BLOCK)
+    padding = [(0, blocks * _BLOCK - steps.shape[0])] + [(0, 0)] * (steps.ndim - 1)
+    in_blocks = jnp.sum(jnp.pad(steps, padding).reshape(blocks, _BLOCK, *steps.shape[1:]), 1, jnp.int32)
+    return sum_in_limbs(in_blocks)
+
+
+def sum_in_limbs(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Exact sum over the leading axis of at most 2**19 integers, as ``hi * 2**24 + lo``."""
+    high, middle, low = (jnp.sum(limb, 0, jnp.int32) for limb in (steps >> 22, (steps >> 11) & 2047, steps & 2047))
+    middle = middle + (low >> 11)
+    high = high + (middle >> 11)
+    return high >> 2, ((high & 3) << 22) + ((middle & 2047) << 11) + (low & 2047)
+
+
+def add_sums(one: tuple[jax.Array, jax.Array], other: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Of two sums in the form ``hi * 2**24 + lo``."""
+    lo = one[1] + other[1]
+    return one[0] + other[0] + (lo >> 24), lo & (_LIMB - 1)
+
+
+def normalize(high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """``high * 2**12 + low`` as ``hi * 2**24 + lo``."""
+    lo = ((high & 4095) << 12) + (low & (_LIMB - 1))
+    return (high >> 12) + (low >> 24) + (lo >> 24), lo & (_LIMB - 1)
+
+
+# -- Compilers that cannot add -----------------------------------------------------------------------------------------
+
+_WRONG_SUMS = ("0.10.2",)
+
+
+class BrokenCompilerError(RuntimeError):
+    """This jaxlib returns wrong sums, so neither a sensitivity nor a posterior computed with it holds."""
+
+
+def require_correct_sums() -> None:
+    """Refuse to go on with a jaxlib known, or seen here, to add wrongly (jax-ml/jax issue 39103).
+
+    :raises BrokenCompilerError: for jaxlib 0.10.2, or if a known sum comes out wrong.
+    """
+    version = jaxlib.__version__
+    if version in _WRONG_SUMS:
+        raise BrokenCompilerError(
+            f"jaxlib {version} returns wrong sums under jit on CPUs, silently. Install another version: "
+            "`pip install 'jax!=0.10.2' 'jaxlib!=0.10.2'` (0.10.1 or older on Python 3.11, 0.11 or newer above)"
+        )
+    if not _known_sums_are_right(jax.default_backend(), jax.config.jax_enable_x64):
+        raise BrokenCompilerError(
+            f"jaxlib {version} fails a known-answer test of summation on {jax.default_backend()}: install another one"
+        )
+
+
+@functools.cache
+def _known_sums_are_right(backend: str, x64: bool) -> bool:
+    """A vmapped matrix-vector product followed by a reduction, the pattern that jaxlib 0.10.2 gets wrong."""
+    x = np.arange(64 * 3).reshape(64, 3) % 7 - 3.0
+    y = np.arange(64) % 5 - 2.0
+    z = np.arange(4 * 3).reshape(4, 3) % 3 - 1.0
+    expected = ((z @ x.T) * y).sum(1)  # small integers: exact in any precision
+    with jax.ensure_compile_time_eval():
+        x_, y_, z_ = (jnp.asarray(v) for v in (x, y, z))
+        found = jax.jit(jax.vmap(lambda z: jnp.sum(y_ * (x_ @ z))))(z_)
+        total = jax.jit(lambda v: clipped_sum(lambda row: row[0][0], (v,), 3.0))(jnp.tile(x_[:, 0], 300))
+    steps = np.asarray(total.hi).astype(np.int64) * _LIMB + np.asarray(total.lo)
+    expected_steps = 300 * sum(round(v * GRID / 3.0) for v in x[:, 0])
+    return bool(np.array_equal(found, expected)) and abs(int(steps) - expected_steps) <= 64 * 300
