@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from speed import table
 
-import numpyro_dp.fast.gradients
+from numpyro_dp.fast.row_structure import find_structure
 from numpyro_dp.privacy.clipping import GRID
+from numpyro_dp.privacy.structured import StructuredRows
 
 
 def gpu() -> jax.Device | None:
@@ -36,8 +37,9 @@ def steps(device: jax.Device) -> np.ndarray:
             eta = jnp.sum(row[0] * z)
             return jnp.sum(row[1] * eta - jax.nn.softplus(eta))
 
-        shape = jax.ShapeDtypeStruct(z.shape, z.dtype)
-        sums = numpyro_dp.fast.gradients.RowSums(density, (X, y), shape, jax.ensure_compile_time_eval)
+        one_row = [jax.ShapeDtypeStruct((1, *part.shape[1:]), part.dtype) for part in (X, y)]
+        structure = find_structure(density, jax.ShapeDtypeStruct(z.shape, z.dtype), one_row)
+        sums = StructuredRows(structure, (X, y), z.size, jax.ensure_compile_time_eval)
         both = jax.jit(lambda z: (sums.gradient(z, 1.0), sums.log_ratio(z, z + 0.01, 1.0)))(z)
         return np.concatenate([np.ravel(np.asarray(s.hi, float) * 2**24 + np.asarray(s.lo)) for s in both]) / GRID
 

@@ -72,12 +72,12 @@ def dphmc(of=model, **options):
 @contextlib.contextmanager
 def per_row_gradients() -> Iterator[None]:
     """Clip by forming each row's gradient, `vmap(grad)`, as if models had no structure."""
-    tabulate = PrivateTarget.tabulate
-    PrivateTarget.tabulate = lambda self: None  # type: ignore[method-assign]
+    find_structure = PrivateTarget.find_structure
+    PrivateTarget.find_structure = lambda self: None  # type: ignore[method-assign]
     try:
         yield
     finally:
-        PrivateTarget.tabulate = tabulate  # type: ignore[method-assign]
+        PrivateTarget.find_structure = find_structure  # type: ignore[method-assign]
 
 
 # -- Timing ------------------------------------------------------------------------------------------------------------
@@ -242,7 +242,9 @@ def profile(options: argparse.Namespace) -> None:
         X, y = private
         return jnp.sum(dist.Bernoulli(logits=X @ z).log_prob(y))
 
-    sums = numpyro_dp.fast.gradients.RowSums(density, data, jax.ShapeDtypeStruct(z.shape, z.dtype), once)
+    one_row = [jax.ShapeDtypeStruct((1, *part.shape[1:]), part.dtype) for part in data]
+    structure = numpyro_dp.fast.row_structure.find_structure(density, jax.ShapeDtypeStruct(z.shape, z.dtype), one_row)
+    sums = numpyro_dp.privacy.structured.StructuredRows(structure, data, z.size, once)
 
     def repeated(part: Callable) -> Callable:
         def loop(z, count):

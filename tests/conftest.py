@@ -144,7 +144,8 @@ def shared_surveys(monkeypatch):
 
     They take the rows as arguments, so other rows need no others.
     """
-    from numpyro_dp.kernels import prepared, target
+    from numpyro_dp.kernels import prepared
+    from numpyro_dp.privacy import release
 
     def find_cut(separated, args, kwargs, enumerates=True):
         leaves = zip(jax.tree.leaves((args, kwargs)), separated.arguments, strict=True)
@@ -155,8 +156,8 @@ def shared_surveys(monkeypatch):
         return _cuts[key][1]
 
     def survey(of, cut, is_smooth=True):
-        replaced = target.clipped_sum, target.PrivateTarget.on  # by some tests
-        key = (id(cut), is_smooth, of._relation, of.power, replaced)
+        replaced = release.clipped_sum, release.Vault._of  # by some tests
+        key = (id(cut), is_smooth, of.vault._relation, of.power, replaced)
         if key not in _surveys:
             _surveys[key] = original_survey(of, cut, is_smooth)
         _surveys[key]._target = of

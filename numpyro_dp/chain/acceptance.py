@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import random
 
-from numpyro_dp.chain.target import Draw, PrivateTarget
+from numpyro_dp.chain.target import PrivateTarget
+from numpyro_dp.privacy.release import Draw
 
 
 def penalty_test(

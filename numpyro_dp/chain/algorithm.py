@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from numpyro_dp.chain.target import Grant, PrivateTarget
+from numpyro_dp.chain.target import PrivateTarget
+from numpyro_dp.privacy.release import Grant
 
 
 class Step(NamedTuple):

@@ -12,6 +12,8 @@ row's log density. Each coordinate of z enters in one of three ways, the `Part` 
 What is computed from parameters alone on the way (``mu + tau * raw``, a non-centred effect) is moved behind products
 and choices of members. Where two parts share coordinates, these become direct; a model without any structure has a
 single direct part, all of z. The density of a row is a function of the parts' values and the row, `RowStructure.rest`.
+
+What is found is a hint: sums by it are clipped whether it is right or not (`numpyro_dp.privacy.structured`).
 """
 
 import dataclasses
@@ -26,55 +28,8 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.lax import GatherScatterMode, Precision
 
-from numpyro_dp.fast.vmap import aval, bind
-
-Row = tuple[jax.Array, ...]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Part:
-    """One way in which some coordinates of z enter a row's density.
-
-    :ivar kind: "direct", "dot" or "member".
-    :ivar coordinates: of z. Direct: in the shape of the value; dot: shape (d, k), for k products with d numbers;
-        member: all that may be chosen.
-    :ivar shape: of the value that a row sees.
-    """
-
-    kind: str
-    coordinates: np.ndarray
-    shape: tuple[int, ...]
-    precision: Any = None
-
-    def value(self, z: jax.Array, coefficient: jax.Array | None) -> jax.Array:
-        """Values at z for rows with some coefficients (see `RowStructure.coefficients`), rows last; direct: of all."""
-        if self.kind == "direct":
-            return z[self.coordinates]
-        assert coefficient is not None
-        if self.kind == "member":
-            return z[coefficient]
-        if coefficient.ndim == 2:
-            products = jnp.matmul(coefficient, z[self.coordinates], precision=self.precision).T
-        else:
-            z = jnp.broadcast_to(z[self.coordinates].T, (coefficient.shape[0], *self.coordinates.shape[::-1]))
-            products = jnp.moveaxis(jnp.matmul(z, coefficient, precision=self.precision), 0, 1)
-        return products.reshape(*self.shape, -1)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class RowStructure:
-    """A row's log density as a function of the values of its parts. Holds no row.
-
-    :ivar coefficients: from one-row slices to what each part needs of them: x, shape (d,), for a dot; the coordinates
-        of the chosen members, in the shape of the value; None for a direct part.
-    :ivar rest: from the parts' values and one-row slices to the log density.
-    :ivar width: how many numbers the largest array has that is computed on the way, for one row.
-    """
-
-    parts: tuple[Part, ...]
-    width: int
-    coefficients: Callable[[Row], tuple[jax.Array | None, ...]]
-    rest: Callable[[Sequence[jax.Array], Row], jax.Array]
+from numpyro_dp.privacy.structured import Part, Row, RowStructure
+from numpyro_dp.privacy.vmap import aval, bind
 
 
 def find_structure(

@@ -37,7 +37,7 @@ from jax import random
 
 from numpyro_dp.chain.algorithm import Step, Transition
 from numpyro_dp.chain.random_walk import RandomWalk
-from numpyro_dp.chain.target import Draw, PrivateTarget
+from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.kernels.barker_correction import (
     Correction,
     ExponentialCorrection,
@@ -50,6 +50,7 @@ from numpyro_dp.preparation import Preparation
 from numpyro_dp.privacy.batches import AllRows, Batches, FixedBatches
 from numpyro_dp.privacy.clipping import GRID
 from numpyro_dp.privacy.mechanisms import BarkerBatch, LogisticBit, Mechanism, bounds_per_row
+from numpyro_dp.privacy.release import Draw
 
 CORRECTIONS: dict[str, Callable[[float], Correction | ExponentialCorrection]] = {
     "exponential": exponential_correction,
@@ -203,16 +204,16 @@ class DPBarker(RandomWalk, PreparedKernel):
 
     def _transition(self, step: Step) -> Transition:
         jump, moves, accept_key = self._jump(step)
-        target, z, draw = step.target, step.z, step.grant.first("ratio")
-        bound = self._row_bound(draw.noise_multiplier, target.power, target.num_rows) if draw.noise else math.inf
+        target, z, draw = step.target, step.z, step.grant["ratio"]
+        bound = self._row_bound(draw.noise_multiplier, target.power, target.num_rows) if draw.is_private else math.inf
         # Shortened, the jump is still symmetric, and its law the same at every z.
-        reach = bound / self._clips["ratio"] if draw.noise else math.inf
+        reach = bound / self._clips["ratio"] if draw.is_private else math.inf
         z_new = z + jump * jnp.minimum(1, reach / jnp.linalg.norm(jump))
         public = target.log_prior(z_new) - target.log_prior(z)
         bit = self._test(target, draw, accept_key, z, z_new, public, bound)
         accepted = bit & jnp.all(jnp.isfinite(z_new)) & ~jnp.isnan(public)
         scale = math.pi / math.sqrt(3) if self._variance is None else math.sqrt(self._variance)
-        noise = jnp.asarray(scale if draw.noise else 0.0, z.dtype)
+        noise = jnp.asarray(scale if draw.is_private else 0.0, z.dtype)
         return self._arrive(step, z_new, moves, accepted, accepted.astype(z.dtype), noise)
 
     def _test(
@@ -226,7 +227,7 @@ class DPBarker(RandomWalk, PreparedKernel):
         bound: jax.Array | float,
     ) -> jax.Array:
         """Whether ``log ratio + public + noise + correction > 0``."""
-        if draw.noise is None:
+        if not draw.is_private:
             return target.exact_log_ratio(z, z_new) + public + random.logistic(rng_key, dtype=z.dtype) > 0
         if self._correction is None:
             return target.log_ratio_exceeds(draw, z, z_new, bound, -public)

@@ -9,6 +9,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
@@ -16,22 +17,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
-from jax.experimental import io_callback, multihost_utils
+from jax.experimental import multihost_utils
 from numpyro.infer.hmc_util import warmup_adapter
 from numpyro.infer.initialization import init_to_median
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_dp.chain.algorithm import Algorithm, Step, Transition
-from numpyro_dp.chain.target import Draw, Exchange, Grant, PrivateTarget
+from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.chain.worth import FEW_DRAWS, most_draws, tight_slope
-from numpyro_dp.fast.vmap import cond_of_chains, vmap_chains
 from numpyro_dp.model.arguments import placeholder_rows
 from numpyro_dp.model.separable import SeparableModel, released_model
 from numpyro_dp.model.separate import separate
 from numpyro_dp.model.units import group_rows, require_same_groups
 from numpyro_dp.privacy.accounting import composed_eps
-from numpyro_dp.privacy.batches import AllRows, Batch, Batches, as_batches
+from numpyro_dp.privacy.batches import AllRows, Batches, as_batches
 from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.privacy.clipping import OwnerIndex, require_correct_sums
 from numpyro_dp.privacy.fingerprint import fingerprint
@@ -39,7 +39,6 @@ from numpyro_dp.privacy.ledger import (
     Ledger,
     Plan,
     PrivacyBudgetError,
-    Request,
     Wanted,
     flat_releases,
     merged_stages,
@@ -47,8 +46,10 @@ from numpyro_dp.privacy.ledger import (
     plan_for_noise,
 )
 from numpyro_dp.privacy.mechanisms import NEIGHBORING_RELATIONS, Gaussian, Mechanism, size_is_public
-from numpyro_dp.privacy.noise import GridNoise, NoiseSource
+from numpyro_dp.privacy.noise import NoiseSource
+from numpyro_dp.privacy.release import Exchange, Grant, Vault, ask_ledger
 from numpyro_dp.privacy.sharding import Layout, layout_of
+from numpyro_dp.privacy.vmap import vmap_chains
 from numpyro_dp.report import Posterior, PrivacyReport, round_up
 
 DEFAULT_CLIP = 1.0
@@ -319,8 +320,8 @@ class DPKernel(MCMCKernel, Algorithm):
         self._require_same_table(separated)
         target = self._target(separated, model_args, model_kwargs)
         if {"ratio", "grad"} & self._algorithm._noise_shapes(separated.num_params).keys():
-            target.tabulate()
-        step = partial(self._step, separated, target)
+            target.find_structure()
+        step = partial(self._step, separated, target, _traced((model_args, model_kwargs)))
         return vmap_chains(step)(state) if jnp.ndim(state.i) else step(state)
 
     def postprocess_fn(self, model_args, model_kwargs) -> Callable:
@@ -742,16 +743,28 @@ class DPKernel(MCMCKernel, Algorithm):
         """
         :param batches: of its releases, if they are not the kernel's own.
         """
-        return PrivateTarget(
-            separated,
-            args,
-            kwargs,
-            neighboring_relation=self._neighboring_relation,
-            power=self._power(separated.num_rows),
+        plan = self._ledger.plan
+        at_hand = not _traced((args, kwargs))
+        with jax.ensure_compile_time_eval() if at_hand else nullcontext():
+            rows = separated.rows(args, kwargs)
+        vault = Vault(
+            rows,
+            neighboring_relation=plan.neighboring_relation,
+            private=plan.private,
+            rows_per_unit=separated.rows_per_unit,
+            public_places=separated.has_public_places,
             batches=self._batches if batches is None else batches,
             owners=self._owners,
-            private=self._ledger.plan.private,
             layout=self._layout,
+            at_hand=at_hand,
+        )
+        return PrivateTarget(
+            vault,
+            separated.log_prior(args, kwargs),
+            separated.row_log_density(args, kwargs),
+            num_params=separated.num_params,
+            num_rows=separated.num_rows,
+            power=self._power(separated.num_rows),
         )
 
     def _agree_with_other_owners(self, owners: Exchange, state: DPState) -> None:
@@ -793,13 +806,15 @@ class DPKernel(MCMCKernel, Algorithm):
 
     # -- One iteration -----------------------------------------------------------------------------------------------
 
-    def _step(self, separated: SeparableModel, target: PrivateTarget, state: DPState) -> DPState:
+    def _step(self, separated: SeparableModel, target: PrivateTarget, traced: list, state: DPState) -> DPState:
+        """
+        :param traced: arguments of the model that may be batched, as the state may.
+        """
         rng_key, nonce_key, move_key = random.split(state.rng_key, 3)
         z = separated.ravel(state.z)
-        releases = self._algorithm._noise_shapes(target.num_params)
-        grant = self._ask(nonce_key, state, target, separated.num_rows) if releases else Grant(jnp.array(True), {})
+        grant = self._ask(nonce_key, state, traced, separated.num_rows, target.num_params)
 
-        def move() -> Transition:
+        def move(grant: Grant) -> Transition:
             start = Step(target, grant, move_key, state.i, z, state.adapt_state, state.carry)
             return self._algorithm._transition(start)
 
@@ -810,9 +825,9 @@ class DPKernel(MCMCKernel, Algorithm):
 
         # An exchange with other owners cannot be in a branch, so it looks itself whether it may send.
         if hasattr(self._owners, "exchange"):
-            moved = jax.tree.map(partial(jnp.where, grant.granted), move(), stay())
+            moved = jax.tree.map(partial(jnp.where, grant.granted), move(grant), stay())
         else:
-            moved = cond_of_chains(grant.granted, move, stay)
+            moved = grant.cond(move, stay)
         z_new, accepted, accept_prob, noise_scale, carry, diverging = moved
         moved = DPState(
             i=state.i + 1,
@@ -836,54 +851,23 @@ class DPKernel(MCMCKernel, Algorithm):
         chosen = jax.tree.map(lambda yes, no: jnp.where(grant.granted, yes, no), moved, stayed)
         return chosen._replace(rng_key=rng_key)
 
-    def _ask(self, nonce_key: jax.Array, state: DPState, target: PrivateTarget, num_rows: int) -> Grant:
-        """Charge the next iteration to the ledger; noise, noise multipliers and batches come from there, at run time.
-
-        Nothing about the budget is compiled into the step or kept in the state, so neither a stale compilation nor a
-        state from another kernel can change what a release costs.
-        """
-        request = self._algorithm._request(state.carry)
-        kinds = tuple(request)
-        ledger, batches = self._ledger, self._batches
-        private = ledger.plan.private
-        shapes = self._algorithm._noise_shapes(target.num_params)
-        if isinstance(self._owners, OwnerIndex):  # each of them adds noise of its own
-            shapes = {kind: (shape[0], self._owners.num_owners, *shape[1:]) for kind, shape in shapes.items()}
-        dtype = jnp.result_type(float)
-
-        def host(counts, witness, i, *nonce):
-            del witness  # was needed for tracing only
-            counts = dict(zip(kinds, np.asarray(counts).tolist(), strict=True))
-            requests = {kind: Request(counts[kind], shapes[kind], batches) for kind in kinds}
-            nonce_bytes = b"".join(np.asarray(part).tobytes() for part in (*nonce, i))
-            granted, drawn = ledger.grant(requests, int(i), num_rows, nonce_bytes)
-            return np.bool_(granted), {kind: _for_device(drawn[kind], dtype) for kind in kinds}
-
-        expected = {kind: _for_device_shape(shapes[kind], private, batches, num_rows, dtype) for kind in kinds}
-        nonce = _key_data(nonce_key)
-        granted, drawn = io_callback(
-            host,
-            (jax.ShapeDtypeStruct((), jnp.bool_), expected),
-            jnp.stack([jnp.asarray(request[kind], jnp.int32) for kind in kinds]),
-            target.witness(state._replace(rng_key=None)),
-            state.i,
-            nonce,
-            state.origin,
+    def _ask(self, nonce_key: jax.Array, state: DPState, traced: list, num_rows: int, num_params: int) -> Grant:
+        """Leave for the next iteration, from the ledger."""
+        shapes, request = self._algorithm._noise_shapes(num_params), self._algorithm._request(state.carry)
+        if not shapes:
+            return Grant(jnp.array(True), {})
+        return ask_ledger(
+            self._ledger,
+            {kind: (request[kind], shape) for kind, shape in shapes.items()},
+            batches=self._batches,
+            owners=self._owners,
+            num_rows=num_rows,
+            witness=_witness((state._replace(rng_key=None), traced)),
+            nonce_key=nonce_key,
+            origin=state.origin,
+            i=state.i,
+            accepted=state.accepted,
         )
-
-        def draw(kind: str) -> Draw:
-            multiplier, noise, indices, sizes = drawn[kind]
-            length = shapes[kind][0]
-            return Draw(
-                None if noise is None else GridNoise(noise[0], noise[1]),
-                None if indices is None else Batch(indices, sizes),
-                jnp.full(length, multiplier),
-                jnp.full(length, granted),
-                _tags(nonce, state.i, kinds.index(kind), length),
-                jnp.full(length, state.accepted),
-            )
-
-        return Grant(granted, {kind: draw(kind) for kind in kinds})
 
     def _adapter(self):
         return warmup_adapter(
@@ -1023,27 +1007,14 @@ class DPKernel(MCMCKernel, Algorithm):
         return state
 
 
-def _for_device(drawn: Any, dtype: Any) -> tuple:
-    """What the ledger has drawn, as a callback returns it."""
-    return np.asarray(drawn.noise_multiplier, dtype), drawn.noise, drawn.indices, drawn.sizes
+def _traced(arguments: Any) -> list:
+    return [leaf for leaf in jax.tree.leaves(arguments) if isinstance(leaf, jax.core.Tracer)]
 
 
-def _for_device_shape(shape: tuple[int, ...], private: bool, batches: Batches, num_rows: int, dtype: Any) -> tuple:
-    sampled = not isinstance(batches, AllRows)
-    capacity = batches.capacity(num_rows) if sampled else 0  # type: ignore[union-attr]
-    return (
-        jax.ShapeDtypeStruct((), dtype),
-        jax.ShapeDtypeStruct((2, *shape), jnp.int32) if private else None,
-        jax.ShapeDtypeStruct((shape[0], capacity), jnp.int32) if sampled else None,
-        jax.ShapeDtypeStruct((shape[0],), jnp.int32) if sampled else None,
-    )
-
-
-def _tags(nonce: jax.Array, i: jax.Array, kind: int, length: int) -> jax.Array:
-    """Numbers of the releases of one iteration, the same in every process that runs the same chain."""
-    head = jnp.concatenate([jnp.ravel(nonce).astype(jnp.uint32), jnp.stack([i, kind]).astype(jnp.uint32)])
-    positions = jnp.arange(length, dtype=jnp.uint32)[:, None]
-    return jnp.concatenate([jnp.broadcast_to(head, (length, head.size)), positions], 1)
+def _witness(tree: Any) -> jax.Array:
+    """A number of every array that a step depends on; see `ask_ledger`. Nobody reads it."""
+    leaves = jax.tree.leaves(tree)
+    return jnp.concatenate([jnp.ravel(leaf[:1] if leaf.ndim else leaf)[:1].astype(jnp.float32) for leaf in leaves])
 
 
 def _origin(z: jax.Array, num_warmup: int) -> jax.Array:

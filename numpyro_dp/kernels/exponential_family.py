@@ -146,7 +146,7 @@ class DPExponentialFamily(RandomWalk, DPKernel):
     def _transition(self, step: Step) -> Transition:
         jump, moves, accept_key = self._jump(step)
         target, z, z_new, family = step.target, step.z, step.z + jump, self._known_family
-        statistics, sd = target.statistics(step.grant.first("statistics"))
+        statistics, sd = target.statistics(step.grant["statistics"])
         change, log_partition = family.change(z, z_new)
         if self._counts_rows:
             change = jnp.append(change, -log_partition / family.bound)

@@ -27,15 +27,14 @@ from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
-from jax import lax, random
+from jax import random
 
 from numpyro_dp.chain.acceptance import penalty_test
 from numpyro_dp.chain.algorithm import Step, Transition
-from numpyro_dp.chain.target import Draw
-from numpyro_dp.fast.vmap import cond_of_chains
 from numpyro_dp.kernels.base import MetropolisOptions, only
 from numpyro_dp.kernels.prepared import PreparedKernel, resolve_preparation, without_preparation
 from numpyro_dp.preparation import Preparation
+from numpyro_dp.privacy.release import Draw
 
 LEAPFROGS = ("position", "fresh", "reuse")
 
@@ -181,12 +180,12 @@ class DPHMC(PreparedKernel):
             return target.gradient(draw, position, self._clips["grad"]).value + jax.grad(target.log_prior)(position)
 
         z_new, p_new, new_gradient, first_gradient = self._integrate(
-            gradient, grant.draws["grad"], z, p, step_size, adapt.inverse_mass_matrix, carry
+            gradient, grant["grad"], z, p, step_size, adapt.inverse_mass_matrix, carry
         )
         energies = [momentum @ _multiply(adapt.inverse_mass_matrix, momentum) / 2 for momentum in (p, p_new)]
         accepted, accept_prob, scale = penalty_test(
             target,
-            grant.first("ratio"),
+            grant["ratio"],
             accept_key,
             z,
             z_new,
@@ -222,7 +221,7 @@ class DPHMC(PreparedKernel):
                 return (drift(z, p, step_size), p), None
 
             z = drift(z, p, step_size / 2)
-            (z, p), _ = lax.scan(kick_drift, (z, p), draws, self._num_steps)
+            (z, p), _ = draws.scan(kick_drift, (z, p))
             zero = jnp.zeros_like(z)
             return drift(z, p, -step_size / 2), p, zero, zero  # the last drift is half a step
 
@@ -233,15 +232,14 @@ class DPHMC(PreparedKernel):
             g = gradient(z, draw)
             return (z, p + step_size / 2 * g, g), None
 
-        first_draw = jax.tree.map(lambda x: x[0], draws)
-        later_draws = jax.tree.map(lambda x: x[1:], draws)
+        later, at_start = draws.split(self._num_steps)
         if self._leapfrog == "reuse":
-            first = cond_of_chains(
-                ~carry.has_gradient.astype(bool), lambda: gradient(z, first_draw), lambda: carry.gradient
+            first = at_start.when(
+                ~carry.has_gradient.astype(bool), lambda draw: gradient(z, draw), lambda: carry.gradient
             )
         else:
-            first = gradient(z, first_draw)
-        (z, p, last), _ = lax.scan(kick_drift_kick, (z, p, first), later_draws, self._num_steps)
+            first = gradient(z, at_start)
+        (z, p, last), _ = later.scan(kick_drift_kick, (z, p, first))
         return z, p, last, first
 
     def _step_factor(self, i: jax.Array, shift: jax.Array) -> jax.Array:

@@ -123,7 +123,7 @@ class DPPenalty(RandomWalk, PreparedKernel):
         z, z_new = step.z, step.z + jump
         decision = penalty_test(
             step.target,
-            step.grant.first("ratio"),
+            step.grant["ratio"],
             accept_key,
             z,
             z_new,

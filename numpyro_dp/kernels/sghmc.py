@@ -18,13 +18,13 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 import jax
-from jax import lax, random
+from jax import random
 
-from numpyro_dp.chain.target import Draw, Released
 from numpyro_dp.kernels.base import KernelOptions
 from numpyro_dp.kernels.stochastic_gradient import StochasticGradientKernel, added_noise
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.privacy.batches import Batches
+from numpyro_dp.privacy.release import Draw, Released
 
 
 class DPSGHMC(StochasticGradientKernel):
@@ -100,9 +100,8 @@ class DPSGHMC(StochasticGradientKernel):
         friction: float,
         dynamics: None,
     ) -> tuple[jax.Array, None]:
-        def step(state: tuple, draw_and_key: tuple[Draw, jax.Array]) -> tuple[tuple, None]:
+        def step(state: tuple, draw: Draw, key: jax.Array) -> tuple[tuple, None]:
             y, p = state
-            draw, key = draw_and_key
             y = y + step_size * p
             force, scale = gradient(y, draw)
             noise = added_noise(step_size, friction, scale) * random.normal(key, y.shape, y.dtype)
@@ -111,5 +110,5 @@ class DPSGHMC(StochasticGradientKernel):
 
         momentum_key, noise_key = random.split(rng_key)
         p = random.normal(momentum_key, y.shape, y.dtype)
-        (y, _), _ = lax.scan(step, (y, p), (draws, random.split(noise_key, self._num_steps)))
+        (y, _), _ = draws.scan(step, (y, p), random.split(noise_key, self._num_steps))
         return y, dynamics

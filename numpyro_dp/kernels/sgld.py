@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Unpack
 
 import jax
-from jax import lax, random
+from jax import random
 
-from numpyro_dp.chain.target import Draw, Released
 from numpyro_dp.kernels.base import KernelOptions
 from numpyro_dp.kernels.stochastic_gradient import StochasticGradientKernel, added_noise
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.privacy.batches import Batches
+from numpyro_dp.privacy.release import Draw, Released
 
 
 class DPSGLD(StochasticGradientKernel):
@@ -91,11 +91,10 @@ class DPSGLD(StochasticGradientKernel):
         friction: float,
         dynamics: None,
     ) -> tuple[jax.Array, None]:
-        def step(y: jax.Array, draw_and_key: tuple[Draw, jax.Array]) -> tuple[jax.Array, None]:
-            draw, key = draw_and_key
+        def step(y: jax.Array, draw: Draw, key: jax.Array) -> tuple[jax.Array, None]:
             drift, scale = gradient(y, draw)
             noise = added_noise(step_size, friction, scale) * random.normal(key, y.shape, y.dtype)
             return y + step_size * drift + noise, None
 
-        y, _ = lax.scan(step, y, (draws, random.split(rng_key, self._num_steps)))
+        y, _ = draws.scan(step, y, random.split(rng_key, self._num_steps))
         return y, dynamics

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
-from jax import lax, random
+from jax import random
 
-from numpyro_dp.chain.target import Draw, Released
 from numpyro_dp.kernels.base import KernelOptions
 from numpyro_dp.kernels.stochastic_gradient import StochasticGradientKernel, added_noise
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.privacy.batches import Batches
+from numpyro_dp.privacy.release import Draw, Released
 
 
 class Thermostat(NamedTuple):
@@ -104,9 +104,8 @@ class DPSGNHT(StochasticGradientKernel):
         friction: float,
         dynamics: Thermostat,
     ) -> tuple[jax.Array, Thermostat]:
-        def step(state: tuple, draw_and_key: tuple[Draw, jax.Array]) -> tuple[tuple, None]:
+        def step(state: tuple, draw: Draw, key: jax.Array) -> tuple[tuple, None]:
             y, p, xi = state
-            draw, key = draw_and_key
             drift, scale = gradient(y, draw)
             noise = added_noise(step_size, friction, scale) * random.normal(key, y.shape, y.dtype)
             p = p - step_size * xi * p + step_size * drift + noise
@@ -114,5 +113,5 @@ class DPSGNHT(StochasticGradientKernel):
 
         xi = jnp.where(jnp.isnan(dynamics.friction), friction, dynamics.friction).astype(y.dtype)
         keys = random.split(rng_key, self._num_steps)
-        (y, p, xi), _ = lax.scan(step, (y, dynamics.momentum, xi), (draws, keys))
+        (y, p, xi), _ = draws.scan(step, (y, dynamics.momentum, xi), keys)
         return y, Thermostat(p, xi)

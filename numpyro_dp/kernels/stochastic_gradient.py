@@ -26,7 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dp.chain.algorithm import Step, Transition
-from numpyro_dp.chain.target import Draw, Released
 from numpyro_dp.kernels.base import KernelOptions, only
 from numpyro_dp.kernels.prepared import PreparedKernel, prepare_own_chain, without_preparation
 from numpyro_dp.preparation import Preparation
@@ -34,6 +33,7 @@ from numpyro_dp.privacy.batches import AllRows, Batches
 from numpyro_dp.privacy.clipping import OwnerIndex
 from numpyro_dp.privacy.ledger import Plan
 from numpyro_dp.privacy.mechanisms import Mechanism, bounds_per_row, size_is_public
+from numpyro_dp.privacy.release import Draw, Released
 
 MATCHED = "matched"
 _HEAT = 0.2
@@ -293,9 +293,8 @@ class StochasticGradientKernel(PreparedKernel):
     def _transition(self, step: Step) -> Transition:
         target, grant, rng_key, i, z, adapt, carry = step
         scales = jnp.sqrt(adapt.inverse_mass_matrix)
-        draws = grant.draws["grad"]
-        multiplier = draws.noise_multiplier[0]
-        noise = multiplier * self._noise_per_multiplier(target.num_rows)
+        draws = grant["grad"]
+        noise = draws.noise_multiplier * self._noise_per_multiplier(target.num_rows)
         friction = self._friction_at(self._width(target.num_rows))
         step_size = self._step_size_at(i, noise, friction, target.num_rows, z.dtype)
 

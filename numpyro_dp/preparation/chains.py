@@ -195,7 +195,7 @@ class WalkChain(Chain):
         slope = prepared.slope
         assert slope is not None
         ratio, scale = target.log_ratio(
-            step.grant.first("ratio"), z, z_new, slope * jnp.linalg.norm(self._u(z_new) - self._u(z))
+            step.grant["ratio"], z, z_new, slope * jnp.linalg.norm(self._u(z_new) - self._u(z))
         )
         public = self._log_prior(z_new) - self._log_prior(z)
         accepted, accept_prob, scale = accept_with_penalty(accept_key, ratio + public, scale, z_new)

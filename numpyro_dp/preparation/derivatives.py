@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dp.chain.target import Draw, Grid, PrivateTarget, Released
+from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.model.arguments import UnsupportedModelError
 from numpyro_dp.model.coordinates import Cut
-from numpyro_dp.privacy.isolation import RowsMeetError, alone, describe_hazard, one_row
+from numpyro_dp.privacy.isolation import RowsMeetError, alone, describe_hazard
+from numpyro_dp.privacy.release import Draw, Grid, Released
 
 CENTRE_DRAWS = 8
 """Outcomes that are drawn for a row; they add less than an eighth of what the clip takes of the score's variance."""
@@ -125,13 +126,13 @@ class Survey:
         self.size = cut.size
         self.power = target.power
         self.dtype = jnp.result_type(float)
-        self._count = jax.jit(self._count_rows)
-        self._scales = jax.jit(self._find_scales)
-        self._bounds = jax.jit(self._find_bounds, static_argnums=3)
-        self._derivatives = jax.jit(self._sum_derivatives)
-        self._gains = jax.jit(self._sum_gains)
-        self._fit = jax.jit(self._sum_fit)
-        self._slope = jax.jit(self._find_slope, static_argnums=3)
+        self._count = target.program(self._count_rows)
+        self._scales = target.program(self._find_scales)
+        self._bounds = target.program(self._find_bounds, static=(2,))
+        self._derivatives = target.program(self._sum_derivatives)
+        self._gains = target.program(self._sum_gains)
+        self._fit = target.program(self._sum_fit)
+        self._slope = target.program(self._find_slope, static=(2,))
 
     def require_derivatives(self) -> None:
         """Make sure, on shapes alone, that rows have the derivatives that will be asked for.
@@ -146,7 +147,7 @@ class Survey:
             return plain_scores(self.cut, frame, jnp.ones((), self.dtype), row, self._is_smooth)[:2]
 
         try:
-            alone(asked_for, one_row(self._target.rows))
+            alone(asked_for, self._target.one_row)
         except RowsMeetError as error:
             raise UnsupportedModelError([describe_hazard(name) for name in error.hazards]) from None
         except Exception as error:
@@ -159,12 +160,12 @@ class Survey:
 
     def count(self, draw: Draw) -> float:
         """How many rows there are, with noise."""
-        return float(self._count(self._target.rows, draw))
+        return float(self._count(self._target, draw))
 
     def scales(self, draws: Draw, frame: Frame, smallest: float, threshold: float) -> np.ndarray:
         """For each coordinate, a bound that so many rows' derivatives exceed; see `PrivateTarget.find_bounds`."""
         numbers = (jnp.asarray(x, self.dtype) for x in (smallest, threshold))
-        return np.asarray(self._scales(self._target.rows, draws, self._cast(frame), *numbers), float)
+        return np.asarray(self._scales(self._target, draws, self._cast(frame), *numbers), float)
 
     def bounds(
         self, draws: Draw, frame: Frame, smallest: np.ndarray, threshold: float | np.ndarray, grid: Grid = BOUND_GRID
@@ -174,7 +175,7 @@ class Survey:
         :param threshold: a number of rows, or one for each.
         """
         numbers = (jnp.asarray(x, self.dtype) for x in (smallest, threshold))
-        return np.asarray(self._bounds(self._target.rows, draws, self._cast(frame), grid, *numbers), float)
+        return np.asarray(self._bounds(self._target, draws, self._cast(frame), grid, *numbers), float)
 
     def derivatives(self, draw: Draw, frame: Frame, bounds: Bounds, share: float) -> Derivatives:
         """Score and information at ``u = 0``, in one release of both.
@@ -183,7 +184,7 @@ class Survey:
         """
         weights = math.sqrt(1 - share), math.sqrt(share)
         numbers = [jnp.asarray(x, self.dtype) for x in (*bounds, *weights)]
-        found = self._derivatives(self._target.rows, draw, self._cast(frame), *numbers)
+        found = self._derivatives(self._target, draw, self._cast(frame), *numbers)
         value, scale = np.asarray(found.value, float), self.power * float(found.scale)
         units = [float(bound) / weight for bound, weight in zip(bounds, weights, strict=True)]
         m = self.size
@@ -202,7 +203,7 @@ class Survey:
         :return: rises (k,) and standard deviations of their noise (k,).
         """
         numbers = (jnp.asarray(x, self.dtype) for x in (start, ends, bounds))
-        found = self._gains(self._target.rows, draw, *numbers)
+        found = self._gains(self._target, draw, *numbers)
         return np.asarray(found.value, float) * np.asarray(bounds), float(found.scale) * np.asarray(bounds)
 
     def fit(
@@ -221,7 +222,7 @@ class Survey:
         """
         bound = float(bounds.score)
         numbers = (jnp.asarray(x, self.dtype) for x in (*bounds, points, smallest, threshold))
-        found, largest = self._fit(self._target.rows, search, draw, self._cast(frame), *numbers)
+        found, largest = self._fit(self._target, search, draw, self._cast(frame), *numbers)
         value, scale = np.asarray(found.value, float), float(found.scale)
         light = value / _LIGHT, scale / _LIGHT
         unit = self.power * float(largest) * math.sqrt(len(points))
@@ -247,16 +248,16 @@ class Survey:
         :param pairs: shape (k, 2, m).
         """
         numbers = [jnp.asarray(x, self.dtype) for x in (pairs, smallest, thr)]
-        return float(self._slope(self._target.rows, draws, self._cast(frame), grid, *numbers))
+        return float(self._slope(self._target, draws, self._cast(frame), grid, *numbers))
 
     def _cast(self, frame: Frame) -> Frame:
         return Frame(*(jnp.asarray(part, self.dtype) for part in frame))
 
     # -- Programs ----------------------------------------------------------------------------------------------------
 
-    def _numbered(self, rows: tuple) -> PrivateTarget:
+    def _numbered(self, target: PrivateTarget) -> PrivateTarget:
         """The rows with their positions, from which pseudo-random outcomes are drawn, if they are."""
-        return self._target.on((*rows, jnp.arange(rows[0].shape[0])) if self.centres else rows)
+        return target.numbered() if self.centres else target
 
     def _row_scores(self, frame: Frame, bound: jax.Array) -> Callable[[tuple], "_Scores"]:
         """From a (numbered) row to its gradients."""
@@ -287,26 +288,26 @@ class Survey:
         factor = jnp.minimum(1, largest / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
         return jnp.where(jnp.isfinite(norm), factor, 0)
 
-    def _count_rows(self, rows: tuple, draw: Draw) -> jax.Array:
-        return self._target.on(rows).release_sum(draw, lambda row: jnp.ones((), self.dtype), 1.0).value
+    def _count_rows(self, target: PrivateTarget, draw: Draw) -> jax.Array:
+        return target.release_sum(draw, lambda row: jnp.ones((), self.dtype), 1.0).value
 
-    def _find_scales(self, rows, draws, frame, smallest, threshold) -> jax.Array:
-        return self._target.on(rows).find_bounds(
+    def _find_scales(self, target, draws, frame, smallest, threshold) -> jax.Array:
+        return target.find_bounds(
             draws, lambda row: jnp.abs(row_gradient(self.cut, frame, row)), SCALE_GRID, smallest, threshold, self.size
         )
 
-    def _find_bounds(self, rows, draws, frame, grid, smallest, threshold) -> jax.Array:
+    def _find_bounds(self, target, draws, frame, grid, smallest, threshold) -> jax.Array:
         scores = self._row_scores(frame, jnp.asarray(jnp.inf, self.dtype))
 
         def norms(row: tuple) -> jax.Array:
             found = scores(row)
             return jnp.stack([jnp.linalg.norm(found.score), jnp.linalg.norm(found.information)])
 
-        return self._numbered(rows).find_bounds(
+        return self._numbered(target).find_bounds(
             draws, norms, grid, smallest, threshold, self.size**2 + self.size * CENTRE_DRAWS, self.centres
         )
 
-    def _sum_derivatives(self, rows, draw, frame, bound, largest, score_weight, information_weight) -> Released:
+    def _sum_derivatives(self, target, draw, frame, bound, largest, score_weight, information_weight) -> Released:
         scores = self._row_scores(frame, bound)
 
         def both(row: tuple) -> jax.Array:
@@ -316,9 +317,9 @@ class Survey:
             return jnp.concatenate([score, information])
 
         width = self.size**2 + self.size * CENTRE_DRAWS
-        return self._numbered(rows).release_sum(draw, both, _ROOM, width, may_loop=self.centres)
+        return self._numbered(target).release_sum(draw, both, _ROOM, width, may_loop=self.centres)
 
-    def _sum_gains(self, rows, draw, start, ends, bounds) -> Released:
+    def _sum_gains(self, target, draw, start, ends, bounds) -> Released:
         density = self.cut.row_log_density
 
         def rise(row: tuple) -> jax.Array:
@@ -326,14 +327,14 @@ class Survey:
             return jnp.clip(jnp.nan_to_num(rises, nan=-1.0), -1, 1)
 
         largest = math.sqrt(ends.shape[0]) * _ROOM
-        found = self._target.on(rows).release_sum(draw, rise, largest, ends.size)
+        found = target.release_sum(draw, rise, largest, ends.size)
         return Released(self.power * found.value, self.power * found.scale)
 
     def _sum_fit(
-        self, rows, search, draw, frame, bound, information, points, smallest, threshold
+        self, target, search, draw, frame, bound, information, points, smallest, threshold
     ) -> tuple[Released, jax.Array]:
-        target, scores = self._numbered(rows), self._row_scores(frame, bound)
-        centre = 1.0 if self._target.has_public_size else 0.0
+        centre = 1.0 if target.has_public_size else 0.0
+        target, scores = self._numbered(target), self._row_scores(frame, bound)
 
         def beyond(row: tuple, found: _Scores) -> jax.Array:
             expected = jnp.einsum("ki,ij,kj->k", points, found.unclipped, points) / 2
@@ -364,7 +365,7 @@ class Survey:
         # A row's distances have a norm of at most 1 here: `Survey.fit` puts them in their units.
         return found, largest / math.sqrt(points.shape[0])
 
-    def _find_slope(self, rows, draws, frame, grid, pairs, smallest, thr) -> jax.Array:
+    def _find_slope(self, target, draws, frame, grid, pairs, smallest, thr) -> jax.Array:
         flat = pairs.reshape(-1, self.size)
         distances = jnp.linalg.norm(pairs[:, 1] - pairs[:, 0], axis=1)
 
@@ -372,7 +373,7 @@ class Survey:
             found = jax.vmap(lambda u: self.cut.row_log_density(frame.at(u), row))(flat).reshape(pairs.shape[:2])
             return jnp.sqrt(jnp.mean(((found[:, 1] - found[:, 0]) / distances) ** 2))[None]
 
-        return self._target.on(rows).find_bounds(draws, root_mean_square, grid, smallest, thr, flat.size)[0]
+        return target.find_bounds(draws, root_mean_square, grid, smallest, thr, flat.size)[0]
 
 
 def without_apart(

@@ -11,14 +11,10 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-
-from numpyro_dp.chain.target import Draw
 from numpyro_dp.privacy.accounting import noise_multiplier_for
 from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError, Releases, Request
 from numpyro_dp.privacy.mechanisms import Gaussian
-from numpyro_dp.privacy.noise import GridNoise
+from numpyro_dp.privacy.release import Draw, draw_from
 
 RESERVE = "reserve"
 
@@ -69,7 +65,7 @@ class Fund:
         self._stage += 1
 
     def ask(self, **wishes: Wish) -> dict[str, Draw]:
-        """Leave for a stage of releases, and their noise: each with a leading axis of its number."""
+        """Leave for a stage of releases: of each kind, a draw with a slot for each release."""
         names = {kind: f"{kind.replace('_', ' ')} {self._stage + 1}" for kind in wishes}
         self.assign(
             {
@@ -85,21 +81,5 @@ class Fund:
                 "eps adds to this one's"
             )
 
-        def draw(kind: str) -> Draw:
-            number, (multiplier, noise, *_) = wishes[kind].number, drawn[names[kind]]
-            assert noise is not None
-            return Draw(
-                GridNoise(jnp.asarray(noise[0]), jnp.asarray(noise[1])),
-                None,
-                jnp.full(number, multiplier, jnp.result_type(float)),
-                jnp.ones(number, bool),
-                jnp.zeros((number, 1), jnp.uint32),
-                jnp.zeros(number, bool),
-            )
-
-        return {kind: draw(kind) for kind in wishes}
-
-
-def only(draws: Draw) -> Draw:
-    """The one draw of a batch of one."""
-    return jax.tree.map(lambda leaf: leaf[0], draws)
+        plan = self._ledger.plan
+        return {kind: draw_from(drawn[name], plan.kinds[name].mechanisms[0]) for kind, name in names.items()}

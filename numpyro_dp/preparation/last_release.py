@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numpyro_dp.preparation.derivatives import LAST_BOUND_GRID, Bounds, Derivatives, Frame, Survey
-from numpyro_dp.preparation.fund import Fund, Wish, only
+from numpyro_dp.preparation.fund import Fund, Wish
 from numpyro_dp.preparation.search import Found, NormalPrior, noise_edge, within_reason
 from numpyro_dp.preparation.surrogate import Surrogate
 
@@ -171,7 +171,7 @@ def last_releases(
         bounds, price = last_bounds(survey, frame, prior, n, price, fund)
         share = information_share(bounds, m, survey.power * n, price)
         draw = fund.ask(last_release=Wish(price, 1, (m + m * (m + 1) // 2,)))["last_release"]
-        stages.append(LastRelease(frame, bounds, survey.derivatives(only(draw), frame, bounds, share)))
+        stages.append(LastRelease(frame, bounds, survey.derivatives(draw, frame, bounds, share)))
         surrogates.append(combine(stages[-1], [*before, *stages[:-1]]))
 
     for _ in range(MOST_FIRST):

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 
-from numpyro_dp.chain.target import Draw, Grid, PrivateTarget
+from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.preparation.fund import Fund, Wish
+from numpyro_dp.privacy.release import Draw, Grid
 
 SLOPE_GRID = Grid(2.0**0.5, 6)
 _POINTS = 8
@@ -45,12 +46,11 @@ def find_slope(
     points = random.normal(random.key(0), (_POINTS, 2, size), jnp.result_type(float))
     slope = _SLOPES[kind](density, points)
 
-    @jax.jit
-    def found(rows: tuple, draws: Draw, smallest: jax.Array, threshold: jax.Array) -> jax.Array:
-        return target.on(rows).find_bounds(draws, slope, SLOPE_GRID, smallest, threshold, points.size)[0]
+    def find(target: PrivateTarget, draws: Draw, smallest: jax.Array, threshold: jax.Array) -> jax.Array:
+        return target.find_bounds(draws, slope, SLOPE_GRID, smallest, threshold, points.size)[0]
 
     numbers = (jnp.asarray(x, points.dtype) for x in (smallest, threshold))
-    return float(np.asarray(found(target.rows, draws, *numbers)))
+    return float(np.asarray(target.program(find)(target, draws, *numbers)))
 
 
 def _gradient_norm(density: Callable, points: jax.Array) -> Callable[[tuple], jax.Array]:

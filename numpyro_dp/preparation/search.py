@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_dp.chain.target import Draw
 from numpyro_dp.preparation.derivatives import BOUND_GRID, SCALE_GRID, Bounds, Derivatives, Frame, Survey
-from numpyro_dp.preparation.fund import Fund, Wish, only
+from numpyro_dp.preparation.fund import Fund, Wish
+from numpyro_dp.privacy.release import Draw
 
 SEARCH_SHARE = 0.5
 """Of the budget, the search spends at most so much."""
@@ -251,7 +251,7 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
 
 
 def _count(survey: Survey, fund: Fund, rho: float) -> float:
-    return max(survey.count(only(fund.ask(count=Wish(rho))["count"])), 1.0)
+    return max(survey.count(fund.ask(count=Wish(rho))["count"]), 1.0)
 
 
 def _first_frame(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, rho: float, n: float) -> Frame:
@@ -284,7 +284,7 @@ def _round(
     blur = survey.power * float(bounds.score) * np.linalg.norm(step) * math.sqrt(2 * len(LINE) / prices.line)
     is_short = distance < expected_square(m, noise)
     if blur < _BLURRED * distance and (not rounds or not is_short or noise > _LOUD * m):
-        draw = only(fund.ask(line_search=Wish(prices.line, 1, (len(LINE),)))["line_search"])
+        draw = fund.ask(line_search=Wish(prices.line, 1, (len(LINE),)))["line_search"]
         length = _length(survey, draw, prior, frame, step, float(bounds.score))
         if length == 0 and is_short and noise < _LOUD * m:
             length = 1.0
@@ -319,7 +319,7 @@ def _release(
             information = min(information, max(quiet, _INFORMATION_ROOM * typical**2))
             score = min(score, _SCORE_OF_INFORMATION * math.sqrt(information))
         bounds = Bounds(score, information)
-    return bounds, survey.derivatives(only(draws["derivatives"]), frame, bounds, 0.5)
+    return bounds, survey.derivatives(draws["derivatives"], frame, bounds, 0.5)
 
 
 def _step(found: Derivatives, edge: float, prior: NormalPrior, frame: Frame) -> tuple[np.ndarray, float, float]:

@@ -16,7 +16,7 @@ from scipy.stats import chi2
 from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.model.symmetry import Symmetry
 from numpyro_dp.preparation.derivatives import CURVE_GRID, Fit, Frame, Survey
-from numpyro_dp.preparation.fund import Fund, Wish, only
+from numpyro_dp.preparation.fund import Fund, Wish
 from numpyro_dp.preparation.last_release import LastRelease, recentred
 from numpyro_dp.preparation.search import Found, NormalPrior, noise_edge
 from numpyro_dp.preparation.surrogate import Surrogate
@@ -92,7 +92,7 @@ def check(
     typical = m / (survey.power * n)
     # Where few rows are far from their tangent (kinks), a bound that many exceed would hide them.
     most = min(max(0.005 * n, math.sqrt(CURVE_GRID.num_counts / of_bound)), 0.3 * n)
-    fit = survey.fit(draws["fit_bound"], only(draws["fit"]), frame, last.bounds, points, typical / 16, most)
+    fit = survey.fit(draws["fit_bound"], draws["fit"], frame, last.bounds, points, typical / 16, most)
     surrogate = surrogate._replace(variance=_variance(survey, fit, surrogate, frame, last, n))
     _, precision = prior.in_frame(surrogate.frame)
     whole = surrogate.curvature + precision

@@ -28,8 +28,10 @@ from scipy.stats import binom
 
 from numpyro_dp.privacy.exact_sampling import Words, poisson_rows
 from numpyro_dp.privacy.mechanisms import (
+    BarkerBatch,
     FixedBatchGaussian,
     Gaussian,
+    LogisticBit,
     Mechanism,
     PoissonGaussian,
     TruncatedPoissonGaussian,
@@ -62,6 +64,10 @@ class AllRows:
 
     def mechanism(self, noise_multiplier: float, num_rows: int) -> Mechanism:
         return Gaussian(noise_multiplier)
+
+    def accounts_for(self, mechanism: Mechanism, num_rows: int) -> bool:
+        """Whether a release on all rows may be accounted for as this mechanism."""
+        return isinstance(mechanism, Gaussian | LogisticBit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +146,10 @@ class PoissonBatches:
             return TruncatedPoissonGaussian(noise_multiplier, rate, num_rows, self.max_batch_size)
         return Gaussian(noise_multiplier) if rate == 1 else PoissonGaussian(noise_multiplier, rate, OVERFLOW)
 
+    def accounts_for(self, mechanism: Mechanism, num_rows: int) -> bool:
+        """Whether a release on such a batch may be accounted for as this mechanism."""
+        return mechanism == self.mechanism(mechanism.noise_multiplier, num_rows)
+
     def draw(self, words: Words, num_rows: int) -> tuple[np.ndarray, int]:
         """Indices in a buffer of length `capacity`, and how many of them count.
 
@@ -188,6 +198,12 @@ class FixedBatches:
     def mechanism(self, noise_multiplier: float, num_rows: int) -> Mechanism:
         """What one Gaussian release on a batch is to the accountant."""
         return FixedBatchGaussian(noise_multiplier, self.batch_size, num_rows)
+
+    def accounts_for(self, mechanism: Mechanism, num_rows: int) -> bool:
+        """Whether a release on such a batch may be accounted for as this mechanism."""
+        if isinstance(mechanism, BarkerBatch):
+            return (mechanism.batch_size, mechanism.num_rows) == (self.batch_size, num_rows)
+        return mechanism == self.mechanism(mechanism.noise_multiplier, num_rows)
 
     def draw(self, words: Words, num_rows: int) -> tuple[np.ndarray, int]:
         """Indices, and how many of them count: all.

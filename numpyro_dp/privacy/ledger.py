@@ -521,6 +521,13 @@ class Ledger:
         with self._lock:
             plan = self.plan  # once something is spent it does not change
             stages = {name: plan.kinds[name].stage(iteration) for name in requests}
+            for name, request in requests.items():
+                mechanism = plan.kinds[name].mechanisms[stages[name] or 0]
+                if plan.private and not request.batches.accounts_for(mechanism, num_rows):
+                    raise PrivacyBudgetError(
+                        f"{name} releases are accounted for as {mechanism.describe()}, and asked for on "
+                        f"{request.batches}"
+                    )
             within = all(
                 stage is not None and self._spent[name][stage] + requests[name].number <= plan.kinds[name].counts[stage]
                 for name, stage in stages.items()

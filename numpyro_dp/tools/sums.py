@@ -7,7 +7,6 @@ outcomes. Done with `release_sum`, it costs eps and may be published, too.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -19,11 +18,12 @@ from numpyro_dp.model.arguments import argument_problems, name_leaves
 from numpyro_dp.model.outside import iterator_problems, read_outside
 from numpyro_dp.model.tracing import array_constants, print_problems
 from numpyro_dp.privacy.budget import PrivacyBudget
-from numpyro_dp.privacy.clipping import ClippedSum, clipped_sum, require_correct_sums
+from numpyro_dp.privacy.clipping import require_correct_sums
 from numpyro_dp.privacy.isolation import describe_hazard, hazards
 from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError, Request, Wanted, plan_for_budget
 from numpyro_dp.privacy.mechanisms import NEIGHBORING_RELATIONS, Gaussian, size_is_public
-from numpyro_dp.privacy.noise import GridNoise, NoiseSource, in_real_units, noise_scale, release
+from numpyro_dp.privacy.noise import NoiseSource
+from numpyro_dp.privacy.release import RowSum, Vault, draw_from
 
 SMALLEST_BOUND = 1e-30
 
@@ -109,18 +109,13 @@ def release_sum(
         budget.require(plan)
     ledger.commit(plan)
     granted, drawn = ledger.grant({"sum": Request(1, (1, *shape))}, 0, num_rows, b"")
-    noise = drawn["sum"].noise
-    if not granted or noise is None:
+    if not granted:
         raise PrivacyBudgetError("the budget of this table does not allow this sum. Nothing was released")
-    same_places = size_is_public(neighboring_relation)
-    sum_rows = partial(clipped_sum, function, bound=bound, width=math.prod(shape), fixed_places=same_places)
-    total = jax.jit(sum_rows)(arrays)
-    assert isinstance(total, ClippedSum)
-    steps = release(total, GridNoise(jnp.asarray(noise[0][0]), jnp.asarray(noise[1][0])))
-    value = np.asarray(in_real_units(steps, total.bound))
-    multiplier = plan.kinds["sum"].mechanisms[0].noise_multiplier
-    scale = float(noise_scale(bound, jnp.asarray(multiplier), neighboring_relation))
-    return NoisySum(value, scale, float(bound), plan.eps, plan.delta, neighboring_relation)
+    vault = Vault(arrays, neighboring_relation=neighboring_relation)
+    query = RowSum(function, bound, math.prod(shape))
+    draw = draw_from(drawn["sum"], plan.kinds["sum"].mechanisms[0])
+    value, scale = vault.program(lambda vault, draw: vault.ask(draw, query))(vault, draw)
+    return NoisySum(np.asarray(value), float(scale), bound, plan.eps, plan.delta, neighboring_relation)
 
 
 def _as_arrays(per_row: Callable, rows: tuple, relation: str) -> tuple[jax.Array, ...]:

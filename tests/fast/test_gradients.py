@@ -12,18 +12,20 @@ from helpers.zoo import BY_NAME, CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import numpyro_dp.fast.gradients
-from numpyro_dp.fast.gradients import RowSums
+import numpyro_dp.privacy.structured
 from numpyro_dp.fast.row_structure import find_structure
 from numpyro_dp.model.separate import separate
 from numpyro_dp.privacy import clipping
 from numpyro_dp.privacy.clipping import GRID, clipped_sum
+from numpyro_dp.privacy.structured import StructuredRows
 
 pytestmark = pytest.mark.optimized
 
 
 def sums_of(density, rows, size, dtype=jnp.float32):
-    return RowSums(density, rows, jax.ShapeDtypeStruct((size,), dtype), jax.ensure_compile_time_eval)
+    shapes = [jax.ShapeDtypeStruct((1, *row.shape[1:]), row.dtype) for row in rows]
+    structure = find_structure(density, jax.ShapeDtypeStruct((size,), dtype), shapes)
+    return StructuredRows(structure, rows, size, jax.ensure_compile_time_eval)
 
 
 def kinds(case):
@@ -121,8 +123,8 @@ def program(chunk):
     def sums(rows, z, bound):
         with pytest.MonkeyPatch.context() as patched:
             if chunk:
-                patched.setattr(numpyro_dp.fast.gradients, "_WHOLE", 0)
-                patched.setattr(numpyro_dp.fast.gradients, "_chunk_rows", lambda width: 256)
+                patched.setattr(numpyro_dp.privacy.structured, "_WHOLE", 0)
+                patched.setattr(numpyro_dp.privacy.structured, "_chunk_rows", lambda width: 256)
             of_rows = sums_of(mixed_density, rows, SIZE)
         return of_rows.gradient(z, bound), of_rows.log_ratio(z, z + 0.1, bound)
 
@@ -327,14 +329,14 @@ def worst_move(monkeypatch):
 
 def test_the_sensitivity_is_reached_and_mistakes_exceed_it(monkeypatch):
     assert 0.45 < worst_move(monkeypatch) <= 1
-    with_norms = numpyro_dp.fast.gradients._without_infinities
+    with_norms = numpyro_dp.privacy.structured._without_infinities
 
     def without_norms(*args):
         x, norm = with_norms(*args)
         return x, None if norm is None else jnp.ones_like(norm)
 
     with monkeypatch.context() as patched:  # without the numbers x in the norm
-        patched.setattr(numpyro_dp.fast.gradients, "_without_infinities", without_norms)
+        patched.setattr(numpyro_dp.privacy.structured, "_without_infinities", without_norms)
         assert worst_move(patched) > 1
     with monkeypatch.context() as patched:
         patched.setattr(clipping, "_radius", lambda dimension, room: 3.0 * GRID)

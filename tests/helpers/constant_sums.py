@@ -20,9 +20,9 @@ def constant_moments(per_row, rows, bound):
 
 
 class ConstantSums:
-    """In the place of `RowSums`."""
+    """In the place of `StructuredRows`."""
 
-    def __init__(self, density, rows, z, once, layout=None):
+    def __init__(self, structure, rows, size, once, layout=None):
         pass
 
     def log_ratio(self, z, z_new, bound):

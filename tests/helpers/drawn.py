@@ -1,6 +1,12 @@
-"""The noise that a kernel draws."""
+"""The noise that a kernel draws, and leave for releases with given noise."""
 
 import contextlib
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_dp.privacy import release
+from numpyro_dp.privacy.noise import GridNoise
 
 
 @contextlib.contextmanager
@@ -13,3 +19,19 @@ def recorded_noise(kernel):
         yield drawn
     finally:
         source.draw = draw
+
+
+def given_draw(*shape, slots=1, hi=0, lo=0, noise_multiplier=1.0, batch=None, noisy=True, law=release._SUM):
+    """Leave for releases of `shape`, with given noise in steps of the grid: ``hi * 2**24 + lo``."""
+    noise = GridNoise(*(jnp.broadcast_to(jnp.asarray(x, jnp.int32), (slots, *shape)) for x in (hi, lo)))
+    return release.Draw(
+        release._Slots(
+            noise if noisy else None,
+            None if batch is None else jax.tree.map(lambda x: jnp.asarray(x)[None], batch),
+            jnp.full(slots, noise_multiplier, jnp.result_type(float)),
+            jnp.ones(slots, bool),
+            jnp.zeros((slots, 2), jnp.uint32),
+            jnp.zeros(slots, bool),
+        ),
+        law,
+    )

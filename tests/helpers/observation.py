@@ -69,11 +69,10 @@ def _known_is_forgotten():
 @pytest.fixture(name="stubbed")
 def _stubbed(same_world, monkeypatch):
     """The mechanism, told nothing."""
-    target = numpyro_dp.chain.target
-    monkeypatch.setattr(target, "RowSums", ConstantSums)
-    monkeypatch.setattr(target, "clipped_sum", constant_sum)
-    monkeypatch.setattr(numpyro_dp.tools.sums, "clipped_sum", constant_sum)
-    monkeypatch.setattr(target, "clipped_moments", constant_moments)
+    release = numpyro_dp.privacy.release
+    monkeypatch.setattr(release, "StructuredRows", ConstantSums)
+    monkeypatch.setattr(release, "clipped_sum", constant_sum)
+    monkeypatch.setattr(release, "clipped_moments", constant_moments)
     return same_world
 
 
@@ -109,7 +108,7 @@ def _same_world(monkeypatch, tmp_path):
         return once(lambda: (find_cut(separated, args, kwargs, *options), separated), "cut", id(separated), *options)[0]
 
     def survey_once(of, cut, is_smooth):
-        key = "survey", id(cut.coordinates), id(cut.row_log_density), is_smooth, of._relation, of.power
+        key = "survey", id(cut.coordinates), id(cut.row_log_density), is_smooth, of.vault._relation, of.power
         found = once(lambda: (survey(of, cut, is_smooth), cut), *key)[0]
         found._target = of
         return found

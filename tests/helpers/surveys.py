@@ -1,20 +1,21 @@
 """Surveys of tables with rows' densities written by hand, and leaves for releases with noise made by hand."""
 
 import math
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dp.chain.target import Draw, PrivateTarget
+from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.preparation.derivatives import Derivatives, Fit, Frame, Survey
 from numpyro_dp.preparation.fund import RESERVE, Fund
 from numpyro_dp.privacy.accounting import noise_multiplier_for
 from numpyro_dp.privacy.ledger import Ledger, Plan, Releases, merged_stages
 from numpyro_dp.privacy.mechanisms import Gaussian
-from numpyro_dp.privacy.noise import GridNoise, NoiseSource
+from numpyro_dp.privacy.noise import NoiseSource
+from numpyro_dp.privacy.release import Vault
+from tests.helpers.drawn import given_draw
 
 M = 3
 POWER = 0.4
@@ -77,22 +78,15 @@ def survey_of(rows, density=logistic, relation="replace_one", power=POWER, can_d
     :param can_draw: whether the survey is told how outcomes are drawn.
     """
     rows = tuple(jnp.asarray(part, jnp.result_type(float)) for part in rows)
-    separated = SimpleNamespace(
-        log_prior=lambda args, kwargs: lambda z: -z @ z / 2,
-        row_log_density=lambda args, kwargs: density,
-        rows=lambda args, kwargs: rows,
-        num_params=M,
-        rows_per_unit=1,
-        has_public_places=True,
-        num_rows=len(rows[0]),
-    )
-    target = PrivateTarget(separated, (), {}, neighboring_relation=relation, power=power)
+    vault = Vault(rows, neighboring_relation=relation)
+    target = PrivateTarget(vault, lambda z: -z @ z / 2, density, num_params=M, num_rows=len(rows[0]), power=power)
     return Survey(target, cut_of(density, DRAWN[density] if can_draw else None), is_smooth)
 
 
 def with_rows(survey, rows, dtype=None):
     """The same survey, with its programs, of another table."""
-    survey._target = survey._target.on(tuple(jnp.asarray(part, dtype or survey.dtype) for part in rows))
+    rows = tuple(jnp.asarray(part, dtype or survey.dtype) for part in rows)
+    survey._target = survey._target._in(survey._target.vault._of(rows))
     survey._target.num_rows = len(rows[0])
     return survey
 
@@ -108,8 +102,7 @@ def table(n, seed=0):
 
 def draw(*shape, hi=0, lo=0, multiplier=MULTIPLIER):
     """For a release of `shape` with given noise, in steps of the grid."""
-    noise = GridNoise(*(jnp.broadcast_to(jnp.asarray(part, jnp.int32), shape) for part in (hi, lo)))
-    return Draw(noise, None, jnp.asarray(multiplier), jnp.array(True), jnp.zeros(1, jnp.uint32), jnp.array(False))
+    return given_draw(*shape, hi=hi, lo=lo, noise_multiplier=multiplier)
 
 
 def of_derivatives(m=M, **noise):
@@ -122,12 +115,7 @@ def searches(counts, k=1, multiplier=MULTIPLIER, hi=0, lo=0):
     :param hi, lo: noise of each step, shape (counts,) or none.
     """
     hi, lo = (np.broadcast_to(np.asarray(part)[..., None], (counts, k)) for part in (hi, lo))
-    return draw(counts, k, hi=hi, lo=lo)._replace(
-        noise_multiplier=jnp.full(counts, multiplier),
-        granted=jnp.ones(counts, bool),
-        tag=jnp.zeros((counts, 1), jnp.uint32),
-        accepted=jnp.zeros(counts, bool),
-    )
+    return given_draw(k, slots=counts, hi=hi, lo=lo, noise_multiplier=multiplier)
 
 
 class Parabola:

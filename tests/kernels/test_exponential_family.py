@@ -22,7 +22,7 @@ from helpers.laplace import laplace, laplace_family
 from scipy import stats
 from scipy.special import gammaln
 
-import numpyro_dp.chain.target
+import numpyro_dp.privacy.release
 from numpyro_dp import (
     MCMC,
     DPExponentialFamily,
@@ -30,9 +30,8 @@ from numpyro_dp import (
     UnsupportedModelError,
     to_arviz,
 )
-from numpyro_dp.chain.target import Draw
 from numpyro_dp.model.families import UnsupportedFamilyError
-from numpyro_dp.privacy.noise import GridNoise
+from tests.helpers.drawn import given_draw
 
 N = 97  # no other number here is this long
 _rng = np.random.default_rng(0)
@@ -171,15 +170,7 @@ def target_of(kernel, table):
 
 
 def draw(shape, noise_multiplier=1.0, noise=0):
-    steps = jnp.full(shape, noise, jnp.int32)
-    return Draw(
-        GridNoise(steps, steps),
-        None,
-        jnp.float32(noise_multiplier),
-        jnp.array(True),
-        jnp.zeros(2, jnp.uint32),
-        jnp.array(False),
-    )
+    return given_draw(*shape, hi=noise, lo=noise, noise_multiplier=noise_multiplier)
 
 
 @pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
@@ -333,9 +324,9 @@ def test_a_run_with_owners():
 def passes(monkeypatch):
     """One entry for each sum over the table."""
     made = []
-    original = numpyro_dp.chain.target.clipped_sum
+    original = numpyro_dp.privacy.release.clipped_sum
     monkeypatch.setattr(
-        numpyro_dp.chain.target, "clipped_sum", lambda *args, **options: made.append(1) or original(*args, **options)
+        numpyro_dp.privacy.release, "clipped_sum", lambda *args, **options: made.append(1) or original(*args, **options)
     )
     return made
 

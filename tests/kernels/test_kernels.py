@@ -257,7 +257,7 @@ def test_a_large_table_is_no_constant_of_the_programs(make, monkeypatch):
     original = numpyro.infer.MCMC.run
     monkeypatch.setattr(numpyro.infer.MCMC, "run", watched)
     monkeypatch.setattr(numpyro_dp.kernels.base, "_LARGE_TABLE", X.nbytes - 1)
-    monkeypatch.setattr(numpyro_dp.fast.gradients, "_WHOLE", 0)
+    monkeypatch.setattr(numpyro_dp.privacy.structured, "_WHOLE", 0)
     assert_same_draws(reference(make), run(make(eps=5.0, noise_seed=1)))
     monkeypatch.setattr(numpyro_dp.kernels.base, "_LARGE_TABLE", 10 * X.nbytes)
     run(make(eps=5.0, noise_seed=1))

@@ -16,10 +16,10 @@ import pytest
 from numpyro.infer import NUTS
 from scipy import stats
 
-import numpyro_dp.chain.target
 import numpyro_dp.kernels.base
 import numpyro_dp.kernels.exponential_family
 import numpyro_dp.privacy.ledger
+import numpyro_dp.privacy.release
 from numpyro_dp import (
     DPHMC,
     DPSGHMC,
@@ -32,10 +32,10 @@ from numpyro_dp import (
     FixedBatches,
     PoissonBatches,
 )
-from numpyro_dp.chain.target import Draw, PrivateTarget, Released
 from numpyro_dp.kernels.barker_correction import Correction, ExponentialCorrection
 from numpyro_dp.model.families import BoundFamily
-from numpyro_dp.privacy.noise import GridNoise
+from numpyro_dp.privacy.release import PrivateTarget, Released
+from tests.helpers.drawn import given_draw
 
 pytestmark = pytest.mark.optimized
 
@@ -191,7 +191,7 @@ def test_noise_leaves_the_exact_posterior_invariant(make):
 def test_without_the_penalty_the_posterior_is_wrong(make, monkeypatch):
     """A negative control: the same test must fail when the noise is not corrected for."""
     monkeypatch.setattr(
-        numpyro_dp.chain.target, "noise_scale", lambda bound, *_: jnp.zeros_like(jnp.asarray(bound)) + 0.0
+        numpyro_dp.privacy.release, "noise_scale", lambda bound, *_: jnp.zeros_like(jnp.asarray(bound)) + 0.0
     )
     z, _, _ = z_scores(make())
     assert z.max() > 7
@@ -288,8 +288,7 @@ def test_a_scaled_likelihood_is_a_tempered_one():
 
 def draw_with_noise(shape, noise=(1, 12345), noise_multiplier=2.0):
     """A draw with given noise in steps, ``2**24`` times the first number plus the second."""
-    noise = GridNoise(*(jnp.full(shape, part, jnp.int32) for part in noise))
-    return Draw(noise, None, jnp.float32(noise_multiplier), jnp.array(True), jnp.zeros(2, jnp.uint32), jnp.array(False))
+    return given_draw(*shape, hi=noise[0], lo=noise[1], noise_multiplier=noise_multiplier)
 
 
 @pytest.mark.statistical
@@ -388,9 +387,9 @@ def test_penalty_on_batches_has_the_variance_of_its_theory(make, expected):
 def test_penalty_on_batches_needs_its_variance_term(corrected, monkeypatch):
     """Without it the variance ratio is 1.64 after so few iterations, not 1.03, on batches of one row in 20."""
     if not corrected:
-        original = numpyro_dp.chain.target.penalized_sum
+        original = numpyro_dp.privacy.release.penalized_sum
         monkeypatch.setattr(
-            numpyro_dp.chain.target, "penalized_sum", lambda moments, weight, _: original(moments, weight, 0.0)
+            numpyro_dp.privacy.release, "penalized_sum", lambda moments, weight, _: original(moments, weight, 0.0)
         )
     found, error = variance_ratio(on_batches(FixedBatches(20)), VALUES, POWER, chains=1600, iterations=40, discarded=20)
     assert abs(found - (1.03 if corrected else 1.64)) < 6 * error
@@ -427,12 +426,12 @@ def test_barker_on_small_batches_has_the_variance_of_the_posterior(make):
 @pytest.mark.usefixtures("fast_callbacks")
 def test_barker_on_batches_must_count_the_noise_of_the_batch(monkeypatch):
     """The batch brings a third of the test's variance. If noise of the full variance is added to it, that shows."""
-    original = numpyro_dp.chain.target.release_batch_bit
+    original = numpyro_dp.privacy.release.release_batch_bit
 
     def with_full_noise(moments, *others):
         return original(moments._replace(second=moments.first**2 / moments.size), *others)
 
-    monkeypatch.setattr(numpyro_dp.chain.target, "release_batch_bit", with_full_noise)
+    monkeypatch.setattr(numpyro_dp.privacy.release, "release_batch_bit", with_full_noise)
     found, error = variance_ratio(barker_on_batches(), SIGNS, 0.05, chains=8000, iterations=50, discarded=20)
     assert found > 1 + 5 * error
 

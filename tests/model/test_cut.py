@@ -12,8 +12,8 @@ import pytest
 from helpers.zoo import BY_NAME, CASES, COORDINATES
 
 import numpyro_dp.model.separable
+from numpyro_dp.model import coordinates as cut_module
 from numpyro_dp.model.coordinates import find_cut
-from numpyro_dp.model.separable import coordinates as cut_module
 from numpyro_dp.model.separate import separate
 
 N, GROUPS = 7, 8

@@ -5,7 +5,6 @@ be the same. NUTS on a surrogate is compared with it by long chains, with the ef
 """
 
 import functools
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +15,15 @@ from scipy import stats
 
 import numpyro_dp.preparation.chains
 from numpyro_dp.chain.algorithm import Step
-from numpyro_dp.chain.target import Draw, Grant, PrivateTarget
+from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.preparation.chains import CHAINS, LEAST_WARMUP, THINNING, Prepared
 from numpyro_dp.preparation.derivatives import Bounds, Frame
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.privacy.mechanisms import Gaussian
-from numpyro_dp.privacy.noise import GridNoise, NoiseSource
+from numpyro_dp.privacy.noise import NoiseSource
+from numpyro_dp.privacy.release import Grant, Vault
+from tests.helpers.drawn import given_draw
 
 pytestmark = pytest.mark.optimized
 
@@ -61,16 +62,12 @@ CUT = Cut(2, False, ("a", "b"), coordinates, row_log_density)
 
 def target_of(power=1.0):
     rows = tuple(jnp.asarray(part, jnp.result_type(float)) for part in (X, Y))
-    separated = SimpleNamespace(
-        log_prior=lambda args, kwargs: log_prior,
-        row_log_density=lambda args, kwargs: lambda z, row: row_log_density(coordinates(z), row),
-        rows=lambda args, kwargs: rows,
-        num_params=2,
-        rows_per_unit=1,
-        has_public_places=True,
-        num_rows=N,
-    )
-    return PrivateTarget(separated, (), {}, neighboring_relation="replace_one", power=power)
+
+    def density(z, row):
+        return row_log_density(coordinates(z), row)
+
+    vault = Vault(rows, neighboring_relation="replace_one")
+    return PrivateTarget(vault, log_prior, density, num_params=2, num_rows=N, power=power)
 
 
 def likelihood_in_frame(u):
@@ -195,15 +192,7 @@ def run(chain, power=1.0, multiplier=1.0, chains=CHAINS_RUN, steps=STEPS):
     source, target = NoiseSource(), target_of(power)
 
     def step(noise, key, z):
-        draw = Draw(
-            GridNoise(noise[0], noise[1]),
-            None,
-            jnp.full(1, multiplier, z.dtype),
-            jnp.ones(1, bool),
-            jnp.zeros((1, 1), jnp.uint32),
-            jnp.zeros(1, bool),
-        )
-        grant = Grant(jnp.array(True), {"ratio": draw})
+        grant = Grant(jnp.array(True), {"ratio": given_draw(hi=noise[0], lo=noise[1], noise_multiplier=multiplier)})
         return chain._transition(Step(target, grant, key, jnp.array(0), z, None, jnp.zeros(())))
 
     z = jnp.asarray(exact_draws(grid, chains), jnp.result_type(float))

@@ -15,7 +15,6 @@ import pytest
 from scipy import stats
 
 import numpyro_dp.preparation.derivatives
-from numpyro_dp.chain.target import Grid
 from numpyro_dp.preparation.derivatives import (
     _FAR,
     _LIGHT,
@@ -31,6 +30,7 @@ from numpyro_dp.preparation.derivatives import (
 )
 from numpyro_dp.preparation.search import LINE
 from numpyro_dp.privacy.clipping import GRID
+from numpyro_dp.privacy.release import Grid
 from tests.helpers.surveys import (
     FRAME,
     MULTIPLIER,
@@ -338,20 +338,23 @@ def test_searches_find_the_quantiles_of_several_numbers_at_once(relation, x64):
     columns = np.exp(rng.normal(size=(400, 3)) * [0.5, 2.0, 1.0]) * [1.0, 1e-4, 30.0]
     columns[:3, 0] = np.nan  # exceeds nothing
     target, grid = survey_of((columns, np.zeros(400)), relation=relation)._target, Grid(2**0.5, 6)
-    search = jax.jit(
-        lambda draws, threshold, smallest: target.find_bounds(draws, lambda row: row[0][0], grid, smallest, threshold)
+    search = functools.partial(
+        target.program(
+            lambda target, draws, *numbers: target.find_bounds(draws, lambda row: row[0][0], grid, *numbers)
+        ),
+        target,
     )
     for threshold in (0.5, 30.0, 399.5, 1000.0):
         for smallest in ([0.01, 2.0**-20, 0.1], [5.0, 1e-4, 1e3]):
             expected = [on_grid(columns[:, k], grid, smallest[k], threshold) for k in range(3)]
-            found = search(searches(6, 3), threshold, jnp.array(smallest))
+            found = search(searches(6, 3), jnp.array(smallest), threshold)
             np.testing.assert_allclose(found, expected, rtol=1e-12)
     # Noise of ten rows in each count, in steps of the grid: one row moves each of three counts by one.
     largest = math.sqrt(3) * {"replace_one": 0.5, "add_or_remove_one": 1.0}[relation]
     smallest = np.array([0.01, 2.0**-20, 0.1])
     for rows in (10, -10):
         expected = [on_grid(columns[:, k], grid, smallest[k], 29.5 - rows) for k in range(3)]
-        found = search(searches(6, 3, lo=round(rows * GRID / largest)), 29.5, jnp.asarray(smallest))
+        found = search(searches(6, 3, lo=round(rows * GRID / largest)), jnp.asarray(smallest), 29.5)
         np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 

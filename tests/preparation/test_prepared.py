@@ -193,7 +193,7 @@ def test_under_add_or_remove_nobody_is_told_how_many_rows_there_are(monkeypatch)
 
     So whether the rows are enough for a useful run is not looked at, either (P10).
     """
-    monkeypatch.setattr(numpyro_dp.chain.target, "clipped_sum", constant_sum)
+    monkeypatch.setattr(numpyro_dp.privacy.release, "clipped_sum", constant_sum)
     found = []
     for n in (N, N - 7):
         kernel = DPPenalty(

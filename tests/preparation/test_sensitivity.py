@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import numpyro_dp.chain.target
 import numpyro_dp.privacy.clipping
-from numpyro_dp.chain.target import Grid, PrivateTarget, Released
+from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.preparation.derivatives import (
     _LIGHT,
     _ROOM,
@@ -28,6 +28,7 @@ from numpyro_dp.preparation.derivatives import (
 )
 from numpyro_dp.preparation.search import LINE
 from numpyro_dp.privacy.clipping import GRID, sensitivity_steps
+from numpyro_dp.privacy.release import Grid, Released
 from tests.helpers.surveys import (
     FRAME,
     MULTIPLIER,
@@ -74,7 +75,7 @@ KINDS = {
 def recorded():
     """The sums that are released, as whole numbers of steps, before their noise."""
     sums = []
-    release = numpyro_dp.chain.target.release
+    release = numpyro_dp.privacy.release.release
 
     def record(hi, lo):
         sums.append([int(h) * 2**24 + int(part) for h, part in zip(np.ravel(hi), np.ravel(lo), strict=True)])
@@ -84,7 +85,7 @@ def recorded():
         return release(total, noise)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numpyro_dp.chain.target, "release", recording)
+        patch.setattr(numpyro_dp.privacy.release, "release", recording)
         yield sums
 
 
@@ -135,7 +136,7 @@ def largest_moves(survey, recorded, tables, bounds, up):
         released.append(ask_everything(survey, bounds, up))
         sums.append(list(recorded))
     assert len(sums[0]) == len(sums[1]) == sum(KINDS.values())
-    limit = sensitivity_steps(survey._target._relation)
+    limit = sensitivity_steps(survey._target.vault._relation)
     moves = [
         math.sqrt(sum((a - b) ** 2 for a, b in zip(*pair, strict=True))) / limit for pair in zip(*sums, strict=True)
     ]
@@ -246,11 +247,11 @@ def by_row(monkeypatch):
     """In the place of a sum: the rows' contributions (n, k), and the norm that each is said to have at most."""
 
     def contributions(target, draw, per_row, bound, width=1, may_loop=False):
-        rows = tuple(row[:, None] for row in target.rows)
+        rows = tuple(row[:, None] for row in target.vault._rows)
         return Released(jax.vmap(per_row)(rows), jnp.asarray(bound))
 
     def bounds(target, draws, per_row, grid, smallest, threshold, width=1, may_loop=False):
-        rows = tuple(row[:, None] for row in target.rows)
+        rows = tuple(row[:, None] for row in target.vault._rows)
         values = jax.vmap(per_row)(rows)
         return jnp.full(values.shape[1], smallest)
 
@@ -285,7 +286,7 @@ CASES = [
 def test_a_row_has_the_norm_that_is_claimed(density, relation, smooth, by_row):
     """1 for score and information together; the root of the number of ends; and for the last look that of its parts."""
     survey = survey_of(hostile_table(density), density, relation, is_smooth=smooth)
-    rows, frame = survey._target.rows, survey._cast(FRAME)
+    target, frame = survey._target, survey._cast(FRAME)
     assert survey.centres == (relation == "replace_one")
 
     def require(found, largest):
@@ -294,24 +295,24 @@ def test_a_row_has_the_norm_that_is_claimed(density, relation, smooth, by_row):
         assert norms(values).max() <= largest * (1 + 1e-5)
         return norms(values).max() / largest
 
-    derivatives = jax.jit(survey._sum_derivatives)
+    derivatives = target.program(survey._sum_derivatives)
     for bound, largest in ((1e-6, 1e-6), (0.3, 1e-3), (0.3, 10.0), (0.3, 1e4), (1e3, 1e6)):
         for share in SHARES:
             weights = math.sqrt(1 - share), math.sqrt(share)
-            reached = require(derivatives(rows, None, frame, bound, largest, *weights), 1.0)
+            reached = require(derivatives(target, None, frame, bound, largest, *weights), 1.0)
             # Where gradients are centred, a score is shortened with its row's information.
             if not survey.centres and largest < 1:
                 assert reached > 0.99
             elif largest < 1 or bound < 1 < 100 < largest:
                 assert reached > 0.99 * weights[1 if largest < 1 else 0]
     bounds = jnp.asarray(0.1 * LINE, survey.dtype)
-    found = survey._sum_gains(rows, None, frame.center, jnp.asarray(ENDS, survey.dtype), bounds)
+    found = survey._sum_gains(target, None, frame.center, jnp.asarray(ENDS, survey.dtype), bounds)
     reached = require(Released(found.value / survey.power, found.scale / survey.power), math.sqrt(len(LINE)))
     assert reached > 0.99
-    fit = jax.jit(survey._sum_fit)
+    fit = target.program(survey._sum_fit)
     for bound in (1e-6, 0.3, 1e3):
         for smallest in (1e-9, 0.1, 1e6):
-            found, _ = fit(rows, None, None, frame, bound, 1e9, jnp.asarray(POINTS, survey.dtype), smallest, 1.0)
+            found, _ = fit(target, None, None, frame, bound, 1e9, jnp.asarray(POINTS, survey.dtype), smallest, 1.0)
             # Outlying by 1, clipped by 1, a square of 1, or 2 where it cannot be centred, a surplus of 1, and distances
             # of norm 1.
             square = 1 if relation == "replace_one" else 4
@@ -325,10 +326,10 @@ def test_a_row_has_the_norm_that_is_claimed(density, relation, smooth, by_row):
 def test_rows_that_say_nothing_usable_contribute_nothing_to_the_derivatives(relation, by_row):
     """NaN or infinite gradients: 0 where their law is not known, and of the size of the bound at most where it is."""
     survey = survey_of(hostile_table(logistic), logistic, relation)
-    rows, frame = survey._target.rows, survey._cast(FRAME)
-    found = jax.jit(survey._sum_derivatives)(rows, None, frame, 0.3, 0.1, math.sqrt(0.7), math.sqrt(0.3))
+    target, frame = survey._target, survey._cast(FRAME)
+    found = target.program(survey._sum_derivatives)(target, None, frame, 0.3, 0.1, math.sqrt(0.7), math.sqrt(0.3))
     values = np.asarray(found.value)
-    is_nan = np.isnan(np.asarray(rows[0])).any(1)
+    is_nan = np.isnan(np.asarray(target.vault._rows[0])).any(1)
     assert is_nan.any()
     assert not values[is_nan].any()
 
@@ -339,8 +340,8 @@ def test_the_squares_of_a_fit_are_centred_where_the_number_of_rows_is_public_onl
     for relation, expected in (("replace_one", -1.0), ("add_or_remove_one", 0.0)):
         survey = survey_of(quiet, linear, relation)
         points = jnp.asarray(POINTS, survey.dtype)
-        fit = jax.jit(survey._sum_fit)
-        found, _ = fit(survey._target.rows, None, None, survey._cast(FRAME), 0.3, 1.0, points, 0.1, 1.0)
+        fit = survey._target.program(survey._sum_fit)
+        found, _ = fit(survey._target, None, None, survey._cast(FRAME), 0.3, 1.0, points, 0.1, 1.0)
         np.testing.assert_allclose(np.asarray(found.value)[:, 2], _LIGHT * expected)
 
 

@@ -28,14 +28,13 @@ import pytest
 from helpers.constant_sums import SECRET, ConstantSums, constant_moments, constant_sum
 from jax.experimental.compilation_cache import compilation_cache
 
-import numpyro_dp.chain.target
 import numpyro_dp.kernels.base
 import numpyro_dp.kernels.prepared
+import numpyro_dp.privacy.release
 from numpyro_dp import DPHMC, DPSGHMC, DPSGNHT, MCMC, DPBarker, DPPenalty, FixedBatches, to_arviz
-from numpyro_dp.chain.target import Draw
 from numpyro_dp.mcmc import _no_compilation_cache_on_disk as no_compilation_cache_on_disk
 from numpyro_dp.preparation import Preparation
-from numpyro_dp.privacy.noise import GridNoise
+from tests.helpers.drawn import given_draw
 
 pytestmark = pytest.mark.usefixtures("shared_surveys")
 
@@ -80,9 +79,9 @@ KERNELS = {
 @pytest.fixture
 def constant_sums(monkeypatch):
     """The mechanism, told nothing: every clipped sum is the same number."""
-    monkeypatch.setattr(numpyro_dp.chain.target, "RowSums", ConstantSums)
-    monkeypatch.setattr(numpyro_dp.chain.target, "clipped_sum", constant_sum)
-    monkeypatch.setattr(numpyro_dp.chain.target, "clipped_moments", constant_moments)
+    monkeypatch.setattr(numpyro_dp.privacy.release, "StructuredRows", ConstantSums)
+    monkeypatch.setattr(numpyro_dp.privacy.release, "clipped_sum", constant_sum)
+    monkeypatch.setattr(numpyro_dp.privacy.release, "clipped_moments", constant_moments)
 
 
 def run(make, table, *, stock, chain_method, progress_bar=False):
@@ -203,7 +202,7 @@ def test_a_preparation_that_lets_an_exact_number_out_is_caught(constant_sums, mo
 
     def leaking(survey, *args):
         found = exact(survey, *args)
-        value = float(np.ravel(survey._target.rows[0])[0])
+        value = float(np.ravel(survey._target.vault._rows[0])[0])
         return found._replace(frame=found.frame._replace(center=found.frame.center + 1e-6 * value))
 
     monkeypatch.setattr(numpyro_dp.kernels.prepared, "search", leaking)
@@ -248,12 +247,12 @@ def prepared_on(table, mode):
 def sums_of_another_table(monkeypatch):
     """All sums are of a third table: they say what a table may say, and nothing about the one that is given."""
     others = tuple(jnp.asarray(part) for part in neighbours()[0])
-    on = numpyro_dp.chain.target.PrivateTarget.on
+    of = numpyro_dp.privacy.release.Vault._of
 
     def elsewhere(self, rows):
-        return on(self, tuple(other.astype(row.dtype) for other, row in zip((*others, *rows[2:]), rows, strict=False)))
+        return of(self, tuple(other.astype(row.dtype) for other, row in zip((*others, *rows[2:]), rows, strict=False)))
 
-    monkeypatch.setattr(numpyro_dp.chain.target.PrivateTarget, "on", elsewhere)
+    monkeypatch.setattr(numpyro_dp.privacy.release.Vault, "_of", elsewhere)
 
 
 @pytest.mark.parametrize("mode", ["surrogate", pytest.param("walk", marks=pytest.mark.nightly)])
@@ -285,7 +284,7 @@ def test_a_search_that_goes_by_a_row_is_caught(sums_of_another_table, monkeypatc
 
     def leaking(survey, *args):
         here = once(survey, *args)
-        row = float(survey._target.rows[0][7, 0])
+        row = float(survey._target.vault._rows[0][7, 0])
         return here._replace(edge=here.edge * (100 if row > 1e29 else 1))
 
     monkeypatch.setattr(module, "_round", leaking)
@@ -379,8 +378,7 @@ def test_equal_noise_on_neighbouring_tables_moves_only_the_sums():
     for table in (X, neighbour):
         separated = kernel._separate((table,), {"y": y, "group": group})
         target = kernel._target(separated, (table,), {"y": y, "group": group})
-        same_noise = GridNoise(jnp.arange(5, dtype=jnp.int32), jnp.arange(5, dtype=jnp.int32))
-        draw = Draw(same_noise, None, jnp.ones(()), jnp.array(True), jnp.zeros(2, jnp.uint32), jnp.array(False))
+        draw = given_draw(5, hi=jnp.arange(5), lo=jnp.arange(5))
         sums.append(np.asarray(target.gradient(draw, jnp.linspace(-1, 1, 5), 0.7).value, float))
     moved = np.linalg.norm(sums[0] - sums[1])
     assert 0 < moved <= 2 * 0.7 + 1e-3  # float32 resolves no more beside the noise

@@ -35,9 +35,9 @@ from helpers.configurations import (
 from helpers.observation import IN_MEMORY, _known, _known_is_forgotten, _same_world, differences, observe_run  # noqa: F401
 
 import numpyro_dp.chain.target
-import numpyro_dp.fast.gradients
 import numpyro_dp.privacy.clipping
 import numpyro_dp.privacy.noise
+import numpyro_dp.privacy.structured
 import numpyro_dp.tools.sums
 from numpyro_dp.privacy.clipping import GRID, ClippedSum, clipped_sum, sensitivity_steps
 from numpyro_dp.privacy.noise import GridNoise
@@ -142,7 +142,7 @@ class Recorder:
         return answered
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        target, original = numpyro_dp.chain.target, numpyro_dp.privacy.noise.release
+        module, original = numpyro_dp.privacy.release, numpyro_dp.privacy.noise.release
         bit, batch_bit = numpyro_dp.privacy.noise.release_bit, numpyro_dp.privacy.noise.release_batch_bit
 
         def release(total: ClippedSum, noise: GridNoise | None):
@@ -180,10 +180,9 @@ class Recorder:
             shape = jax.ShapeDtypeStruct(answer.shape, answer.dtype)
             return ask_host(host, shape, moments.first, moments.second, *noise, moments.bound, threshold, answer)
 
-        for module in (target, numpyro_dp.tools.sums):
-            patch.setattr(module, "release", release)
-        patch.setattr(target, "release_bit", release_bit)
-        patch.setattr(target, "release_batch_bit", release_batch_bit)
+        patch.setattr(module, "release", release)
+        patch.setattr(module, "release_bit", release_bit)
+        patch.setattr(module, "release_batch_bit", release_batch_bit)
 
 
 # In branches of vectorized chains other callbacks are not allowed.
@@ -315,7 +314,7 @@ PLAIN = CONFIGURATIONS["hmc_plain"]
 @pytest.mark.nightly
 def test_a_sensitivity_that_is_too_small_is_noticed(same_world, monkeypatch):
     """Gradients that are clipped to 1.02 times the bound that their noise is made for."""
-    monkeypatch.setattr(numpyro_dp.fast.gradients, "GRID", int(GRID * 1.02))
+    monkeypatch.setattr(numpyro_dp.privacy.structured, "GRID", int(GRID * 1.02))
     radius = numpyro_dp.privacy.clipping.radius_by_blocks
     monkeypatch.setattr(numpyro_dp.privacy.clipping, "radius_by_blocks", lambda *sizes: 1.02 * radius(*sizes))
     found = faults_of(same_world, PLAIN, neighbours(PLAIN)["turned"])
@@ -341,7 +340,7 @@ def test_a_choice_by_an_exact_number_is_noticed(same_world, monkeypatch):
     original = target.log_ratio
 
     def log_ratio(self, draw, z, z_new, bound):
-        exact = jnp.sum(jnp.sign(jnp.nan_to_num(self._rows[-1])))
+        exact = jnp.sum(jnp.sign(jnp.nan_to_num(self.vault._rows[-1])))
         return original(self, draw, z, z_new, bound * (1 + 1e-3 * exact))
 
     monkeypatch.setattr(target, "log_ratio", log_ratio)

@@ -17,12 +17,12 @@ from numpyro_dp import (
     FixedBatches,
     PrivacyBudgetError,
 )
-from numpyro_dp.chain.target import Draw, PrivateTarget
-from numpyro_dp.model.separate import separate
 from numpyro_dp.owners import LocalExchange
 from numpyro_dp.privacy.batches import Batch, as_batches
 from numpyro_dp.privacy.ledger import Wanted, plan_for_budget
 from numpyro_dp.privacy.mechanisms import Gaussian
+from numpyro_dp.privacy.release import _BIT, RowSum, Vault
+from tests.helpers.drawn import given_draw
 
 Y = (np.arange(200) % 2).astype(np.float32)
 
@@ -52,13 +52,13 @@ def test_arguments_of_the_base_class_are_no_options(kernel, options):
 
 @pytest.mark.parametrize("release", ["statistics", "bit"])
 def test_a_release_on_all_rows_is_never_accounted_for_as_one_on_a_batch(release):
-    batches = as_batches(10)
-    target = PrivateTarget(separate(model, (Y,)), (Y,), {}, neighboring_relation="replace_one", batches=batches)
+    vault = Vault((jax.numpy.asarray(Y),), neighboring_relation="replace_one", batches=as_batches(10))
+    query = RowSum(lambda row: row[0][0], 1.0)
     with pytest.raises(TypeError, match="accounted for as on PoissonBatches"):
         if release == "statistics":
-            target.prepare_statistics(None, counted=False)
+            vault.keep(query)
         else:
-            target.log_ratio_exceeds(None, None, None, 1.0, None)
+            vault.ask_bit(given_draw(law=_BIT, batch=Batch(np.arange(10), np.array(10))), query, 0.0)
 
 
 @pytest.mark.parametrize("batches", [None, FixedBatches(10)])
@@ -67,7 +67,7 @@ def test_an_algorithm_gets_nothing_without_noise_in_a_private_run(batches):
     kernel.init(jax.random.key(0), 0, None, (Y,), {})
     target = kernel._target(kernel._separate((Y,), {}), (Y,), {})
     batch = None if batches is None else Batch(np.arange(10), np.array(10))
-    draw = Draw(None, batch, np.ones(()), np.array(True), np.zeros(2, np.uint32), np.array(False))
+    draw = given_draw(noisy=False, batch=batch)
     z, z_new = np.zeros(1, np.float32), np.ones(1, np.float32)
     for release in (
         lambda: target.log_ratio(draw, z, z_new, 1.0),

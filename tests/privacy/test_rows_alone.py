@@ -11,12 +11,13 @@ import pytest
 from jax.extend.core import Primitive
 from jax.scipy import special
 
-from numpyro_dp.fast.gradients import RowSums
-from numpyro_dp.fast.vmap import vmap_last
+from numpyro_dp.fast.row_structure import find_structure
 from numpyro_dp.model.arguments import UnsupportedModelError
 from numpyro_dp.model.separate import separate
 from numpyro_dp.privacy.clipping import clipped_moments, clipped_sum
 from numpyro_dp.privacy.isolation import RowsMeetError, alone, betainc_is_elementwise, hazards
+from numpyro_dp.privacy.structured import StructuredRows
+from numpyro_dp.privacy.vmap import vmap_last
 from numpyro_dp.tools.sums import release_sum
 
 N = 512
@@ -215,7 +216,7 @@ def test_derivative_rules_do_not_escape(rule, name):
 
 @pytest.mark.parametrize("rule", [jvp_rule, vjp_rule])
 @pytest.mark.parametrize("name", MIXING)
-@pytest.mark.parametrize("where", ["clipped_sum", "clipped_moments", "RowSums", "vmap_last", "release_sum"])
+@pytest.mark.parametrize("where", ["clipped_sum", "clipped_moments", "StructuredRows", "vmap_last", "release_sum"])
 def test_what_is_mapped_is_checked_where_it_is_mapped(rule, name, where):
     """Whoever asks: not only the models that `separate` has seen."""
     density, rows = hidden(rule, name), jnp.linspace(0, 1, 8)
@@ -231,9 +232,9 @@ def test_what_is_mapped_is_checked_where_it_is_mapped(rule, name, where):
         elif where == "release_sum":
             release_sum(lambda v: gradient(z, (v,))[0], rows, bound=1.0, eps=1.0)
         else:
-            sums = RowSums(
-                lambda z, row: density(z, (row[0][0],)), (rows,), jax.ShapeDtypeStruct((1,), rows.dtype), nullcontext
-            )
+            shapes = jax.ShapeDtypeStruct((1,), rows.dtype), (jax.ShapeDtypeStruct((1,), rows.dtype),)
+            structure = find_structure(lambda z, row: density(z, (row[0][0],)), *shapes)
+            sums = StructuredRows(structure, (rows,), 1, nullcontext)
             sums.gradient(z, 1.0)
 
 

@@ -106,7 +106,7 @@ def test_it_is_charged_before_the_table_is_read_and_refused_beyond(tmp_path, mon
     def read(*args, **options):
         raise AssertionError("the table was read")
 
-    monkeypatch.setattr(numpyro_dp.tools.sums, "clipped_sum", read)
+    monkeypatch.setattr(numpyro_dp.privacy.release, "clipped_sum", read)
     with pytest.raises(PrivacyBudgetError):
         release_sum(pair, (x, g), bound=1.0, eps=0.9, delta=5e-4, budget=budget)
     assert len(budget.charges) == 1
@@ -145,7 +145,7 @@ def test_vectors_are_added_by_blocks_only_where_neighbours_have_their_rows_in_th
         asked.append(fixed_places)
         return clipped_sum(*args, fixed_places=fixed_places, **options)
 
-    monkeypatch.setattr(numpyro_dp.tools.sums, "clipped_sum", spy)
+    monkeypatch.setattr(numpyro_dp.privacy.release, "clipped_sum", spy)
     release_sum(pair, (X, G), bound=1.0, eps=1.0, delta=1e-4, neighboring_relation=relation)
     assert asked == [relation == "replace_one"]
 

@@ -23,14 +23,15 @@ from numpyro_dp import (
     PrivacyBudget,
     PrivacyBudgetError,
     audit,
-    clipping,
 )
 from numpyro_dp.model.separate import separate
 from numpyro_dp.model.units import group_rows
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.preparation.derivatives import Survey
+from numpyro_dp.privacy import clipping
 from numpyro_dp.privacy.batches import FixedBatches, PoissonBatches
 from numpyro_dp.privacy.clipping import GRID, clipped_sum
+from numpyro_dp.privacy.release import RowSum
 
 RNG = np.random.default_rng(3)
 N, D = 60, 2
@@ -118,7 +119,7 @@ def test_rows_of_private_units_are_in_no_public_place(relation):
     target = kernel._target(kernel._separate(ARGS, KWARGS), ARGS, KWARGS)
     assert not target.has_public_places
     assert target.has_public_size == (relation == "replace_one")
-    assert [part.shape[:2] for part in target.rows] == [(20, 5)] * 4
+    assert [part.shape[:2] for part in target.vault._rows] == [(20, 5)] * 4
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_vectors_are_added_up_by_blocks_only_where_places_are_public(options, fi
     target = kernel._target(kernel._separate(ARGS, KWARGS), ARGS, KWARGS)
     used, original = [], clipping._sum_by_blocks
     monkeypatch.setattr(clipping, "_sum_by_blocks", lambda *args: used.append(1) or original(*args))
-    target._sum(None, lambda row: row[0][0] if "unit" not in options else row[0][0, 0], 1.0, D)
+    target.vault._total(RowSum(lambda row: row[0][0] if "unit" not in options else row[0][0, 0], 1.0, D), None)
     assert bool(used) == fixed
 
 

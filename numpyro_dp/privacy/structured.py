@@ -1,10 +1,14 @@
 """Clipped sums over rows of gradients and log ratios, in few passes over the data.
 
-What `numpyro_dp.privacy.clipping.clipped_sum` does for any function of a row, for those two and with the structure that
-`numpyro_dp.fast.row_structure` finds: no row's gradient is formed where its norm is known without. Only for tables of
-which neighbours have all other rows *in the same places*.
+What `numpyro_dp.privacy.clipping.clipped_sum` does for any function of a row, for those two and with a `RowStructure`
+that somebody tells: no row's gradient is formed where its norm is known without. Only for tables of which neighbours
+have all other rows *in the same places*.
 
-The sum over a row's parts is the row's gradient, because parts share no coordinate; its squared norm is the sum of the
+A structure is a hint. Whether it is that of the model does not matter here: a row's vector is what the parts make it,
+and it is that vector whose norm is computed and which is added up. What the norm rests on is checked: that parts share
+no coordinate, that a row's members are coordinates of their part and differ, and that rows are kept apart.
+
+The sum over a row's parts is the row's vector, because parts share no coordinate; its squared norm is the sum of the
 parts' squared norms, ``|w|^2 |x|^2`` for a product with x, of which nothing cancels. With the factor that clips the
 norm, the gradient of each part is summed in floating point within fixed blocks of rows, whose sums are rounded and
 added as integers; members, which rows choose, are rounded row by row. See `numpyro_dp.privacy.clipping` for what is
@@ -14,21 +18,22 @@ One more kind of row contributes 0: one with numbers x that are not finite or wh
 rows, for which 0.8% of the bound is kept free.
 """
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from numpyro_dp.fast.row_structure import Part, Row, RowStructure, find_structure
-from numpyro_dp.fast.vmap import vmap_last
 from numpyro_dp.privacy import clipping
 from numpyro_dp.privacy.clipping import GRID, ClippedSum, add_sums, normalize, sum_in_limbs, sum_steps
 from numpyro_dp.privacy.isolation import alone
 from numpyro_dp.privacy.sharding import Layout
+from numpyro_dp.privacy.vmap import vmap_last
 
 _BLOCK = 256  # rows that add up in floating point
 _WHOLE = 2**25  # numbers that a pass may take at once; more rows are taken in chunks
@@ -36,6 +41,55 @@ _CHUNK = 2**20  # numbers in a chunk
 _CHUNK_ROWS = (2**8, 2**17)
 _MEMBER_ROWS = 2**18  # whose rounded steps add up in two limbs of int32
 _SMALLEST_NORM = 1e-15  # of the numbers x of a row: squares of smaller ones would underflow
+
+
+Row = tuple[jax.Array, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """One way in which some coordinates of z enter a row's density.
+
+    :ivar kind: "direct", "dot" or "member".
+    :ivar coordinates: of z. Direct: in the shape of the value; dot: shape (d, k), for k products with d numbers;
+        member: all that may be chosen.
+    :ivar shape: of the value that a row sees.
+    """
+
+    kind: str
+    coordinates: np.ndarray
+    shape: tuple[int, ...]
+    precision: Any = None
+
+    def value(self, z: jax.Array, coefficient: jax.Array | None) -> jax.Array:
+        """Values at z for rows with some coefficients (see `RowStructure.coefficients`), rows last; direct: of all."""
+        if self.kind == "direct":
+            return z[self.coordinates]
+        assert coefficient is not None
+        if self.kind == "member":
+            return z[coefficient]
+        if coefficient.ndim == 2:
+            products = jnp.matmul(coefficient, z[self.coordinates], precision=self.precision).T
+        else:
+            z = jnp.broadcast_to(z[self.coordinates].T, (coefficient.shape[0], *self.coordinates.shape[::-1]))
+            products = jnp.moveaxis(jnp.matmul(z, coefficient, precision=self.precision), 0, 1)
+        return products.reshape(*self.shape, -1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowStructure:
+    """A row's log density as a function of the values of its parts. Holds no row.
+
+    :ivar coefficients: from one-row slices to what each part needs of them: x, shape (d,), for a dot; the coordinates
+        of the chosen members, in the shape of the value; None for a direct part.
+    :ivar rest: from the parts' values and one-row slices to the log density.
+    :ivar width: how many numbers the largest array has that is computed on the way, for one row.
+    """
+
+    parts: tuple[Part, ...]
+    width: int
+    coefficients: Callable[[Row], tuple[jax.Array | None, ...]]
+    rest: Callable[[Sequence[jax.Array], Row], jax.Array]
 
 
 class Table(NamedTuple):
@@ -55,26 +109,21 @@ class Table(NamedTuple):
     norms: tuple[jax.Array | None, ...]
 
 
-class RowSums:
+class StructuredRows:
     """Clipped sums over the rows of a table of a log density's gradient and of its change.
 
-    :param density: ``(flat z, one-row slices) -> log density``.
+    :param structure: a hint, see `numpyro_dp.fast.row_structure.find_structure`.
     :param rows: the private arrays.
-    :param z: shape and dtype of z.
+    :param size: of z.
     :param once: what makes JAX compute at once where it can.
     :param layout: of the rows, if they lie on several devices.
+    :raises ValueError: if parts share coordinates.
     """
 
-    def __init__(
-        self,
-        density: Callable[[jax.Array, Row], jax.Array],
-        rows: Row,
-        z: jax.ShapeDtypeStruct,
-        once: Callable,
-        layout: Layout | None = None,
-    ):
-        self.size, self._num_arrays, self._layout = z.size, len(rows), layout
-        self.structure = find_structure(density, z, [jax.ShapeDtypeStruct((1, *r.shape[1:]), r.dtype) for r in rows])
+    def __init__(self, structure: RowStructure, rows: Row, size: int, once: Callable, layout: Layout | None = None):
+        _require_apart(structure.parts, size)
+        self.size, self._num_arrays, self._layout = size, len(rows), layout
+        self.structure = structure
         num_rows, width = rows[0].shape[0] // (layout.num_shards if layout else 1), self._numbers_per_row()
         self._data: Table | Row = rows
         if num_rows * width <= _WHOLE:
@@ -115,7 +164,8 @@ class RowSums:
         def of_chunk(start: jax.Array, counted: jax.Array) -> tuple[jax.Array, jax.Array]:
             part = tuple(lax.dynamic_slice_in_dim(row, start, chunk) for row in rows)
             table = _tabulate(self.structure, part, in_blocks=False)
-            return of_table(table._replace(counts=table.counts.at[:chunk].set(start + jnp.arange(chunk) >= counted)))
+            is_new = start + jnp.arange(table.counts.shape[0]) >= counted
+            return of_table(table._replace(counts=table.counts & is_new))
 
         def add_chunk(k: jax.Array, total: tuple) -> tuple:
             # The last chunk starts early enough to be whole; its rows that are counted already are left out.
@@ -218,8 +268,34 @@ def _tabulate(structure: RowStructure, rows: Row, in_blocks: bool) -> Table:
     # The barrier is for safety: norms and sums must be those of the same numbers.
     of_row = alone(structure.coefficients, tuple(jax.ShapeDtypeStruct(row.shape[:-1], row.dtype) for row in rows))
     found = lax.optimization_barrier(jax.vmap(of_row.of, in_axes=-1, out_axes=axes)(rows))
+    for part, x in zip(structure.parts, found, strict=True):
+        if part.kind == "member":
+            counts = counts & _chooses_well(part, x)
     numbers = [_without_infinities(part, x, in_blocks) for part, x in zip(structure.parts, found, strict=True)]
     return Table(rows, counts, tuple(x for x, _ in numbers), tuple(norm for _, norm in numbers))
+
+
+def _require_apart(parts: Sequence[Part], size: int) -> None:
+    """Refuse parts whose vectors could add up in one coordinate: the norm of the sum would not be that of the parts."""
+    places = np.concatenate([np.ravel(part.coordinates) for part in parts]) if parts else np.zeros(0, int)
+    known = all(part.kind in ("direct", "dot", "member") for part in parts)
+    if not known or np.unique(places).size != places.size or (places < 0).any() or (places >= size).any():
+        raise ValueError("the parts of a row's structure must be of known kinds and share no coordinate")
+
+
+def _chooses_well(part: Part, members: jax.Array) -> jax.Array:
+    """For each row, whether the members that it chooses are coordinates of the part, and no two are the same.
+
+    :param members: rows on the last axis.
+    """
+    chosen = members.reshape(-1, members.shape[-1])
+    allowed = np.zeros(int(part.coordinates.max()) + 1, bool)
+    allowed[np.ravel(part.coordinates)] = True
+    is_known = ((chosen >= 0) & (chosen < len(allowed)) & jnp.asarray(allowed)[chosen]).all(0)
+    if len(chosen) == 1:
+        return is_known
+    in_order = jnp.sort(chosen, 0)
+    return is_known & (in_order[1:] != in_order[:-1]).all(0)
 
 
 def _without_infinities(part: Part, x: jax.Array | None, in_blocks: bool) -> tuple[jax.Array | None, jax.Array | None]:

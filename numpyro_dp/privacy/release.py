@@ -1,0 +1,735 @@
+"""The vault: rows stay in it, and noisy sums of clipped rows come out of it.
+
+A `Vault` holds the rows. Whoever asks it passes a `Draw`, the leave of the ledger to make one release, and what is to
+be added up: a function of one row, or a sum with a structure that is known (`numpyro_dp.privacy.structured`). The vault
+checks the jaxpr that it maps over the rows, clips, adds up integers, adds the noise, and hands out a number.
+
+What lies outside of this folder may be wrong in any way without eps being wrong, as long as it asks by these names:
+
+- a function by which rows could act on one another is refused (`numpyro_dp.privacy.isolation`);
+- a draw is good for one release. It holds its noise where no name without an underscore leads, is no JAX type (so it
+  cannot be kept, sent or looped over), and is refused the second time, and wherever a program could come by twice: in a
+  loop, a map or a derivative that it was not made in. `Draw.scan`, `Draw.split` and `Draw.when` hand it on;
+- noise has the shape of the sum that it hides, and the law for which the release is accounted;
+- a release that was not charged gives 0.
+
+Python lets whoever wants to read private attributes. Against that nothing in one process is safe.
+"""
+
+import copy
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, random
+from jax.experimental import io_callback
+from jax.extend.core import get_opaque_trace_state
+
+from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batch, Batches
+from numpyro_dp.privacy.clipping import (
+    ClippedSum,
+    OwnerIndex,
+    UnclippedSum,
+    chunk_rows,
+    clipped_moments,
+    clipped_sum,
+    penalized_sum,
+    whole_chunks,
+)
+from numpyro_dp.privacy.isolation import alone, one_row
+from numpyro_dp.privacy.ledger import Drawn, Ledger, PrivacyBudgetError, Request
+from numpyro_dp.privacy.mechanisms import BarkerBatch, LogisticBit, Mechanism, size_is_public
+from numpyro_dp.privacy.noise import (
+    GridNoise,
+    NoisySteps,
+    add_up,
+    in_real_units,
+    noise_scale,
+    release,
+    release_batch_bit,
+    release_bit,
+)
+from numpyro_dp.privacy.sharding import Layout
+from numpyro_dp.privacy.structured import RowStructure, StructuredRows
+from numpyro_dp.privacy.vmap import cond_of_chains
+
+T = TypeVar("T")
+_ROOM = 1 + 1e-3  # the clip of a vector rounds down, and a row may lie on the bound
+
+
+class Released(NamedTuple):
+    """A number or a vector that has been released.
+
+    :ivar value: with noise.
+    :ivar scale: standard deviation of the noise, of each entry; 0 without privacy.
+    """
+
+    value: jax.Array
+    scale: jax.Array
+
+
+class Grid(NamedTuple):
+    """Candidates for a clip bound, ``smallest * ratio**j`` for j below ``2**num_counts``.
+
+    :ivar ratio: from one candidate to the next.
+    :ivar num_counts: releases that finding one of them takes.
+    """
+
+    ratio: float
+    num_counts: int
+
+
+class Exchange(Protocol):
+    """How data owners in separate processes tell one another their noisy sums; see `numpyro_dp.owners`."""
+
+    num_owners: int
+
+    def check(self, tag: bytes, public: bytes) -> None:
+        """Make sure that all owners pass the same."""
+
+    def exchange(self, tag: bytes, mine: np.ndarray) -> np.ndarray:
+        """All owners' int64 arrays, on a new leading axis."""
+
+
+# -- Leave to make releases --------------------------------------------------------------------------------------------
+
+
+class _Slots(NamedTuple):
+    """What the releases of a `Draw` take; slots on the leading axis. Secret.
+
+    :ivar noise: None only in runs that are declared not private.
+    :ivar batch: rows to use; None for all of them.
+    :ivar noise_multiplier: noise standard deviation over sensitivity.
+    :ivar granted: whether it is leave at all.
+    :ivar tag: number of the release, the same for all data owners.
+    :ivar accepted: whether the chain's last proposal was accepted: by it, owners see that they run the same chain.
+    """
+
+    noise: GridNoise | None
+    batch: Batch | None
+    noise_multiplier: jax.Array
+    granted: jax.Array
+    tag: jax.Array
+    accepted: jax.Array
+
+
+class Draw:
+    """Leave to make releases of one kind, as many as it has slots; made by the vault and the ledger only.
+
+    Each slot is good for one release, in the trace in which the draw was made.
+    """
+
+    def __init__(self, slots: _Slots, law: str):
+        self._slots, self._law = slots, law
+        self._trace, self._is_used = get_opaque_trace_state(), False
+
+    def __len__(self) -> int:
+        return self._slots.granted.shape[0]
+
+    @property
+    def noise_multiplier(self) -> jax.Array:
+        """Noise standard deviation over sensitivity; public."""
+        return self._slots.noise_multiplier[0]
+
+    @property
+    def is_private(self) -> bool:
+        """Whether there is noise: not in runs that are declared not private."""
+        return self._slots.noise is not None
+
+    def split(self, first: int) -> "tuple[Draw, Draw]":
+        """The first slots, and the others."""
+        slots = self._take()
+        return self._with(jax.tree.map(lambda x: x[:first], slots)), self._with(
+            jax.tree.map(lambda x: x[first:], slots)
+        )
+
+    def scan(self, step: Callable[..., tuple[Any, Any]], start: Any, *xs: Any) -> tuple[Any, Any]:
+        """`lax.scan` over the slots: ``step(state, draw, *x)`` with a draw of one slot, and what there is of `xs`."""
+
+        def body(state: Any, slot_and_x: tuple) -> tuple[Any, Any]:
+            slot, x = slot_and_x
+            return step(state, self._with(jax.tree.map(lambda leaf: leaf[None], slot)), *x)
+
+        return lax.scan(body, start, (self._take(), xs))
+
+    def when(self, wanted: jax.Array, ask: "Callable[[Draw], T]", otherwise: Callable[[], T]) -> T:
+        """`cond_of_chains` with this draw in the branch that asks."""
+        slots = self._take()
+        return cond_of_chains(wanted, lambda: ask(self._with(slots)), otherwise)
+
+    def _with(self, slots: _Slots) -> "Draw":
+        return Draw(slots, self._law)
+
+    def _take(self) -> _Slots:
+        """
+        :raises PrivacyBudgetError: if it was taken before, or could be taken several times.
+        """
+        if self._is_used:
+            raise PrivacyBudgetError("a draw is good for one release: a second one would have the same noise")
+        if self._trace != get_opaque_trace_state():
+            raise PrivacyBudgetError(
+                "a draw is good for one release, and what is asked for in a loop, a map, a branch or a derivative may "
+                "be asked for several times: hand the draw on by its `scan`, `split` or `when`"
+            )
+        self._is_used = True
+        return self._slots
+
+    def _take_one(self) -> _Slots:
+        if len(self) != 1:
+            raise PrivacyBudgetError(f"a release takes one slot of a draw, and this draw has {len(self)}")
+        return jax.tree.map(lambda x: x[0], self._take())
+
+
+class Grant:
+    """Leave for the releases of one iteration: a `Draw` for each kind.
+
+    :ivar granted: whether it is leave at all.
+    """
+
+    def __init__(self, granted: jax.Array, draws: Mapping[str, Draw]):
+        self.granted, self._draws = granted, dict(draws)
+
+    def __getitem__(self, kind: str) -> Draw:
+        return self._draws[kind]
+
+    def cond(self, move: "Callable[[Grant], T]", stay: Callable[[], T]) -> T:
+        """``move(grant)`` if it is leave, ``stay()`` otherwise; of several chains, each its own."""
+        slots = {kind: draw._take() for kind, draw in self._draws.items()}
+
+        def inside() -> T:
+            return move(Grant(self.granted, {kind: self._draws[kind]._with(x) for kind, x in slots.items()}))
+
+        return cond_of_chains(self.granted, inside, stay)
+
+
+def draw_from(drawn: Drawn, mechanism: Mechanism) -> Draw:
+    """The draw for what the ledger has drawn, outside of programs; on all rows."""
+    assert drawn.noise is not None
+    number = drawn.noise.shape[1]
+    slots = _Slots(
+        GridNoise(jnp.asarray(drawn.noise[0]), jnp.asarray(drawn.noise[1])),
+        None,
+        jnp.full(number, drawn.noise_multiplier, jnp.result_type(float)),
+        jnp.ones(number, bool),
+        jnp.zeros((number, 1), jnp.uint32),
+        jnp.zeros(number, bool),
+    )
+    return Draw(slots, _law_of(mechanism))
+
+
+_SUM, _BIT, _BATCH_BIT = "a sum", "a bit", "a bit of a batch"
+
+
+def _law_of(mechanism: Mechanism) -> str:
+    """What a mechanism releases."""
+    if isinstance(mechanism, LogisticBit):
+        return _BIT
+    return _BATCH_BIT if isinstance(mechanism, BarkerBatch) else _SUM
+
+
+def ask_ledger(
+    ledger: Ledger,
+    requests: Mapping[str, tuple[jax.Array | int, tuple[int, ...]]],
+    *,
+    batches: Batches,
+    owners: "OwnerIndex | Exchange | None",
+    num_rows: int,
+    witness: jax.Array,
+    nonce_key: jax.Array,
+    origin: jax.Array,
+    i: jax.Array,
+    accepted: jax.Array,
+) -> Grant:
+    """Charge one iteration to the ledger; noise, noise multipliers and batches come from there, at run time.
+
+    Nothing about the budget is compiled into the step or kept in the state, so neither a stale compilation nor a state
+    from another kernel can change what a release costs.
+
+    :param requests: of each kind, how many releases are made, and the shape of the noise with its slots leading. Slots
+        beyond that number are no leave.
+    :param witness: depends on all that `vmap` may batch: without batched operands the ledger would be asked once for
+        all, and its noise be shared.
+    :param i: iterations done.
+    :param accepted: see `_Slots`.
+    """
+    kinds, private = tuple(requests), ledger.plan.private
+    shapes = {kind: shape for kind, (_, shape) in requests.items()}
+    if isinstance(owners, OwnerIndex):  # each of them adds noise of its own
+        shapes = {kind: (shape[0], owners.num_owners, *shape[1:]) for kind, shape in shapes.items()}
+    dtype = jnp.result_type(float)
+
+    def host(counts, witness, i, *nonce):
+        del witness  # was needed for tracing only
+        counts = dict(zip(kinds, np.asarray(counts).tolist(), strict=True))
+        asked = {kind: Request(counts[kind], shapes[kind], batches) for kind in kinds}
+        nonce_bytes = b"".join(np.asarray(part).tobytes() for part in (*nonce, i))
+        granted, drawn = ledger.grant(asked, int(i), num_rows, nonce_bytes)
+        return np.bool_(granted), {kind: _for_device(drawn[kind], dtype) for kind in kinds}
+
+    expected = {kind: _for_device_shape(shapes[kind], private, batches, num_rows, dtype) for kind in kinds}
+    nonce = random.key_data(nonce_key) if jnp.issubdtype(nonce_key.dtype, jax.dtypes.prng_key) else nonce_key
+    counts = jnp.stack([jnp.asarray(requests[kind][0], jnp.int32) for kind in kinds])
+    granted, drawn = io_callback(
+        host, (jax.ShapeDtypeStruct((), jnp.bool_), expected), counts, witness, i, nonce, origin
+    )
+
+    def draw(k: int, kind: str) -> Draw:
+        multiplier, noise, indices, sizes = drawn[kind]
+        length = shapes[kind][0]
+        slots = _Slots(
+            None if noise is None else GridNoise(noise[0], noise[1]),
+            None if indices is None else Batch(indices, sizes),
+            jnp.full(length, multiplier),
+            granted & (jnp.arange(length) < counts[k]),
+            _tags(nonce, i, k, length),
+            jnp.full(length, accepted),
+        )
+        return Draw(slots, _law_of(ledger.plan.kinds[kind].mechanisms[0]))
+
+    return Grant(granted, {kind: draw(k, kind) for k, kind in enumerate(kinds)})
+
+
+def _for_device(drawn: Drawn, dtype: Any) -> tuple:
+    """What the ledger has drawn, as a callback returns it."""
+    return np.asarray(drawn.noise_multiplier, dtype), drawn.noise, drawn.indices, drawn.sizes
+
+
+def _for_device_shape(shape: tuple[int, ...], private: bool, batches: Batches, num_rows: int, dtype: Any) -> tuple:
+    sampled = not isinstance(batches, AllRows)
+    capacity = batches.capacity(num_rows) if sampled else 0  # type: ignore[union-attr]
+    return (
+        jax.ShapeDtypeStruct((), dtype),
+        jax.ShapeDtypeStruct((2, *shape), jnp.int32) if private else None,
+        jax.ShapeDtypeStruct((shape[0], capacity), jnp.int32) if sampled else None,
+        jax.ShapeDtypeStruct((shape[0],), jnp.int32) if sampled else None,
+    )
+
+
+def _tags(nonce: jax.Array, i: jax.Array, kind: int, length: int) -> jax.Array:
+    """Numbers of the releases of one iteration, the same in every process that runs the same chain."""
+    head = jnp.concatenate([jnp.ravel(nonce).astype(jnp.uint32), jnp.stack([i, kind]).astype(jnp.uint32)])
+    positions = jnp.arange(length, dtype=jnp.uint32)[:, None]
+    return jnp.concatenate([jnp.broadcast_to(head, (length, head.size)), positions], 1)
+
+
+# -- What may be asked -------------------------------------------------------------------------------------------------
+
+
+class RowSum(NamedTuple):
+    """The sum of `per_row` over the rows, each clipped to `bound`.
+
+    :ivar per_row: from one-row slices to a scalar, or to a vector, which is clipped in norm.
+    :ivar width: about how many numbers one row needs on the way.
+    :ivar may_loop: see `numpyro_dp.privacy.isolation.alone`.
+    """
+
+    per_row: Callable[[tuple], jax.Array]
+    bound: jax.Array | float
+    width: int = 1
+    may_loop: bool = False
+
+
+class GradientSum(NamedTuple):
+    """The sum of the rows' gradients at z, each clipped to norm `bound`, by the structure that the vault was told."""
+
+    z: jax.Array
+    bound: jax.Array | float
+
+
+class ChangeSum(NamedTuple):
+    """The sum of the rows' changes of the log density from z to z_new, each clipped, by the same structure."""
+
+    z: jax.Array
+    z_new: jax.Array
+    bound: jax.Array | float
+
+
+class PenalizedSum(NamedTuple):
+    """``weight * sum_i r_i - v / 2`` over a batch, see `numpyro_dp.privacy.clipping.penalized_sum`."""
+
+    per_row: Callable[[tuple], jax.Array]
+    bound: jax.Array | float
+    weight: float
+    factor: float
+
+
+class KeptSum:
+    """A sum that the vault has computed once, for several releases."""
+
+    def __init__(self, total: ClippedSum | UnclippedSum):
+        self._total = total
+
+
+Query = RowSum | GradientSum | ChangeSum | PenalizedSum | KeptSum
+
+
+class Vault:
+    """The rows of a table.
+
+    :param rows: the private arrays, units on the leading axis.
+    :param neighboring_relation: that of the plan.
+    :param private: whether the plan is: then nothing leaves without noise.
+    :param rows_per_unit: how many rows a unit has at most.
+    :param public_places: whether neighbouring tables have all units but one in the same places, if their number is
+        public.
+    :param batches: how the rows of a release are drawn.
+    :param owners: owner number of each row and how many owners there are, or how to reach the other owners.
+    :param layout: of the table, if it lies on several devices.
+    :param at_hand: whether the rows are no tracers, so that what is needed of them in each iteration is computed once.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[jax.Array],
+        *,
+        neighboring_relation: str,
+        private: bool = True,
+        rows_per_unit: int = 1,
+        public_places: bool = True,
+        batches: Batches = ALL_ROWS,
+        owners: "OwnerIndex | Exchange | None" = None,
+        layout: Layout | None = None,
+        at_hand: bool = True,
+    ):
+        self._rows = tuple(rows)
+        self._relation, self._private = neighboring_relation, private
+        self._rows_per_unit, self._places = rows_per_unit, public_places
+        self._batches, self._owners, self._layout, self._at_hand = batches, owners, layout, at_hand
+        self._structured: StructuredRows | None = None
+
+    # -- What is public about the rows -------------------------------------------------------------------------------
+
+    @property
+    def has_public_size(self) -> bool:
+        """Whether the number of rows is the same in neighbouring tables."""
+        return size_is_public(self._relation)
+
+    @property
+    def has_public_places(self) -> bool:
+        """Whether all rows but one are the same, *and* in the same places, in neighbouring tables."""
+        return self.has_public_size and self._places
+
+    @property
+    def batches(self) -> Batches:
+        """How the rows of a release are drawn."""
+        return self._batches
+
+    @property
+    def one_row(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shapes and dtypes of one row's slices of the private arrays, leading axis 1."""
+        return one_row(self._rows)
+
+    # -- Views of the same rows --------------------------------------------------------------------------------------
+
+    def numbered(self) -> "Vault":
+        """The same rows, each with its position, which is public, as one more array."""
+        if not self.has_public_places:
+            raise TypeError("the places of these rows are private: they have no public numbers")
+        return self._of((*self._rows, jnp.arange(self._rows[0].shape[0])))
+
+    def with_structure(self, structure: RowStructure, size: int) -> "Vault":
+        """The same rows, of a log density of which the structure is known; a wrong one makes wrong sums, not a leak.
+
+        :param size: of z.
+        """
+        if not self.may_have_structure:
+            raise TypeError("sums by a structure are for all rows, in public places, of one owner")
+        other = self._of(self._rows)
+        other._structured = StructuredRows(structure, self._rows, size, self._once, self._layout)
+        return other
+
+    def without_structure(self) -> "Vault":
+        """The same rows, of another log density."""
+        return self._of(self._rows)
+
+    @property
+    def may_have_structure(self) -> bool:
+        """Whether sums by a structure can be asked for."""
+        return (
+            self.has_public_places and isinstance(self._batches, AllRows) and not isinstance(self._owners, OwnerIndex)
+        )
+
+    @property
+    def has_structure(self) -> bool:
+        return self._structured is not None
+
+    def program(self, function: Callable[..., T], static: Sequence[int] = ()) -> Callable[..., T]:
+        """Compile ``function(vault, *args)``; the program takes the rows as arguments instead of holding them.
+
+        :param function: of this vault and further arguments, draws among them.
+        :param static: numbers of arguments that are no arrays, counted from the first after the vault.
+        """
+
+        def inner(rows: tuple, *args: Any) -> T:
+            return function(self._of(rows), *(Draw(a.slots, a.law) if isinstance(a, _Opened) else a for a in args))
+
+        compiled = jax.jit(inner, static_argnums=tuple(k + 1 for k in static))
+
+        def run(vault: "Vault", *args: Any) -> T:
+            opened = (_Opened(a._take(), a._law) if isinstance(a, Draw) else a for a in args)
+            return compiled(vault._rows, *opened)
+
+        return run
+
+    def _of(self, rows: tuple) -> "Vault":
+        other = copy.copy(self)
+        other._rows, other._structured = tuple(rows), None
+        return other
+
+    def _once(self) -> AbstractContextManager:
+        """Compute what follows now, not in each iteration, if the rows are at hand: in a trace, JAX would not."""
+        return jax.ensure_compile_time_eval() if self._at_hand else nullcontext()
+
+    # -- The one door ------------------------------------------------------------------------------------------------
+
+    def ask(self, draw: Draw, query: Query) -> Released:
+        """A clipped sum over the draw's rows, with the draw's noise: one Gaussian mechanism.
+
+        :raises PrivacyBudgetError: if the draw is no leave for it.
+        :raises RowsMeetError: while it is traced, if rows could act on one another.
+        """
+        slot = self._open(draw, _SUM)
+        return self._release(slot, self._total(query, slot.batch))
+
+    def ask_bit(self, draw: Draw, query: Query, threshold: jax.Array) -> jax.Array:
+        """Whether a clipped sum over all rows plus logistic noise exceeds `threshold`: one bit (`LogisticBit`)."""
+        slot = self._open(draw, _BIT)
+        self._require_all_rows()
+        total = self._total(query, None)
+        if isinstance(total, UnclippedSum) or slot.noise is None:
+            raise TypeError("a bit is private only with a clip bound and with noise")
+        _require_shape(slot.noise, total)
+        return release_bit(total, slot.noise, threshold) & slot.granted
+
+    def ask_batch_bit(
+        self,
+        draw: Draw,
+        per_row: Callable[[tuple], jax.Array],
+        bound: jax.Array | float,
+        weight: float,
+        factor: float,
+        variance: float,
+        threshold: jax.Array,
+    ) -> jax.Array:
+        """Whether the batch's weighted sum, brought to a total variance, exceeds `threshold` (`BarkerBatch`)."""
+        slot = self._open(draw, _BATCH_BIT)
+        if slot.batch is None or slot.noise is None:
+            raise TypeError("this bit needs batches of a fixed size, and noise")
+        moments = clipped_moments(per_row, self._batch_rows(slot.batch), bound)
+        return release_batch_bit(moments, weight, factor, variance, slot.noise, threshold) & slot.granted
+
+    def keep(self, query: RowSum) -> KeptSum:
+        """Compute a sum over all rows now, for several releases. Each row is rounded by itself."""
+        self._require_all_rows()
+        with self._once():
+            return KeptSum(self._row_sum(query, None, by_blocks=False))
+
+    def find_bounds(
+        self,
+        draws: Draw,
+        per_row: Callable[[tuple], jax.Array],
+        grid: Grid,
+        smallest: jax.Array,
+        threshold: jax.Array,
+        width: int = 1,
+        may_loop: bool = False,
+    ) -> jax.Array:
+        """For each of k numbers that `per_row` gives, a bound that few rows exceed: k noisy binary searches at once.
+
+        Each finds the smallest bound of a grid that at most `threshold` rows exceed. A step releases one count for each
+        of the numbers, together, as one vector.
+
+        :param draws: a slot for each step, for vectors of length k.
+        :param per_row: from one-row slices to k numbers; NaN exceeds nothing.
+        :param smallest: the lower end of the grid; a number, or one for each of the k.
+        :param threshold: a number of rows, or one for each of the k.
+        :param width: about how many numbers one row needs on the way.
+        :param may_loop: see `numpyro_dp.privacy.isolation.alone`.
+        :return: shape (k,).
+        """
+        self._require_all_rows()
+        if len(draws) != grid.num_counts:
+            raise PrivacyBudgetError(f"a search on this grid takes {grid.num_counts} releases, got {len(draws)}")
+        of_row = alone(per_row, self.one_row, may_loop=may_loop)
+
+        def values_of(rows: tuple[jax.Array, ...]) -> jax.Array:
+            padded, chunk = whole_chunks(lax.optimization_barrier(rows), chunk_rows(width * self._rows_per_unit))
+            values = lax.map(lambda row: of_row.of(tuple(part[None] for part in row)), padded, batch_size=chunk)
+            return values[: rows[0].shape[0]]
+
+        values = self._layout.map(values_of, self._rows) if self._layout else values_of(self._rows)
+        k = values.shape[1]
+        # Centred indicators have half the norm; but where n is private it may not be added back.
+        centre = 0.5 if self.has_public_size else 0.0
+        largest = (1 - centre) * math.sqrt(k) * _ROOM
+        taken_off = centre * self._rows[0].shape[0] if self.has_public_size else 0.0
+
+        def bounds(position: jax.Array) -> jax.Array:
+            return smallest * grid.ratio ** position.astype(values.dtype)
+
+        def halve(state: tuple, draw: Draw) -> tuple:
+            low, high = state
+            middle = (low + high) // 2
+            limits = bounds(middle)
+
+            def exceeds(row: tuple) -> jax.Array:
+                return jnp.where(row[0][0] > limits, 1 - centre, -centre).astype(values.dtype)
+
+            slot = self._open(draw, _SUM)
+            total = self._sum_rows((values,), RowSum(exceeds, largest, k), fixed_places=False)
+            counts = self._release(slot, total)
+            few = counts.value + taken_off <= threshold
+            return (jnp.where(few, low, middle + 1), jnp.where(few, middle, high)), None
+
+        start = (jnp.zeros(k, jnp.int32), jnp.full(k, 2**grid.num_counts - 1, jnp.int32))
+        (_, found), _ = draws.scan(halve, start)
+        return bounds(found)
+
+    def exact(self, query: RowSum) -> jax.Array:
+        """An exact sum, for runs that are declared not private."""
+        if self._private:
+            raise TypeError("the plan of this run is private: nothing is released without noise")
+        total = self._row_sum(query._replace(bound=math.inf), None, by_blocks=False)
+        assert isinstance(total, UnclippedSum)
+        return total.value
+
+    # -- Behind it ---------------------------------------------------------------------------------------------------
+
+    def _open(self, draw: Draw, law: str) -> _Slots:
+        if self._private and not draw.is_private:
+            raise TypeError("the plan of this run is private: nothing is released without noise")
+        if draw.is_private and draw._law != law:
+            raise TypeError(f"this draw is accounted for as one of {draw._law}, and {law} is asked for")
+        slot = draw._take_one()
+        if (slot.batch is None) != isinstance(self._batches, AllRows):
+            raise TypeError(f"this draw is not one on {self._batches}")
+        return slot
+
+    def _total(self, query: Query, batch: Batch | None) -> ClippedSum | UnclippedSum:
+        if isinstance(query, RowSum):
+            return self._row_sum(query, batch)
+        if isinstance(query, PenalizedSum):
+            if batch is None:
+                raise TypeError("this sum needs batches of a fixed size")
+            moments = clipped_moments(query.per_row, self._batch_rows(batch), query.bound)
+            return penalized_sum(moments, query.weight, query.factor)
+        self._require_all_rows()
+        if isinstance(query, KeptSum):
+            return query._total
+        if self._structured is None:
+            raise TypeError("nobody has told the structure of the rows' log density")
+        if isinstance(query, GradientSum):
+            return self._structured.gradient(query.z, query.bound)
+        return self._structured.log_ratio(query.z, query.z_new, query.bound)
+
+    def _row_sum(self, query: RowSum, batch: Batch | None, by_blocks: bool = True) -> ClippedSum | UnclippedSum:
+        if self._private and isinstance(query.bound, float) and math.isinf(query.bound):
+            raise TypeError("a sum without a clip bound has no sensitivity: noise cannot make it private")
+        # What a batch is accounted for compares it with itself without a row, in which the others have other places.
+        fixed = by_blocks and batch is None and self.has_public_places
+        owners = self._owners if isinstance(self._owners, OwnerIndex) else None
+        query = query._replace(width=query.width * self._rows_per_unit)
+        if batch is None and owners is None:
+            return self._sum_rows(self._rows, query, fixed_places=fixed)
+        per_row, bound, width, may_loop = query
+        size = None if batch is None else batch.size
+        return clipped_sum(per_row, self._batch_rows(batch), bound, width, size, owners, fixed, may_loop)
+
+    def _sum_rows(self, rows: tuple[jax.Array, ...], query: RowSum, *, fixed_places: bool) -> ClippedSum | UnclippedSum:
+        """Over all rows, on whatever devices they lie."""
+        per_row, bound, width, may_loop = query
+
+        def of_rows(rows: tuple[jax.Array, ...]) -> ClippedSum | UnclippedSum:
+            return clipped_sum(per_row, rows, bound, width, fixed_places=fixed_places, may_loop=may_loop)
+
+        return self._layout.sum(of_rows, rows) if self._layout else of_rows(rows)
+
+    def _release(self, slot: _Slots, total: ClippedSum | UnclippedSum) -> Released:
+        owned = isinstance(self._owners, OwnerIndex)
+        if isinstance(total, UnclippedSum):
+            if slot.noise is not None:
+                raise TypeError("a sum without a clip bound has no sensitivity: noise cannot make it private")
+            value = total.value.sum(0) if owned else total.value
+            return Released(value, jnp.zeros((), value.dtype))
+        _require_shape(slot.noise, total)
+        steps, multiplier = release(total, slot.noise), slot.noise_multiplier
+        if self._private:
+            steps = NoisySteps(*(jnp.where(slot.granted, limb, 0) for limb in steps))
+        if isinstance(self._owners, OwnerIndex):  # each owner has added its own noise
+            steps = add_up(steps)
+            multiplier = multiplier * math.sqrt(self._owners.num_owners)
+        elif self._owners is not None:
+            steps, multiplier = _add_up_with_others(self._owners, slot, steps)
+        scale = noise_scale(total.bound, multiplier, self._relation).astype(total.bound.dtype)
+        return Released(in_real_units(steps, total.bound), scale)
+
+    def _require_all_rows(self) -> None:
+        """What is summed over all rows must not be accounted for as a release on a batch."""
+        if not isinstance(self._batches, AllRows):
+            raise TypeError(f"this release is on all rows, but is accounted for as on {self._batches}")
+
+    def _batch_rows(self, batch: Batch | None) -> tuple[jax.Array, ...]:
+        """The rows of a batch; of a table without rows zeros, which do not count."""
+        if batch is None:
+            return self._rows
+        rows = (
+            self._rows if self._rows[0].shape[0] else tuple(jnp.zeros((1, *r.shape[1:]), r.dtype) for r in self._rows)
+        )
+        return tuple(row[batch.indices] for row in rows)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=("slots",), meta_fields=("law",))
+class _Opened:
+    """A draw on its way into a program."""
+
+    def __init__(self, slots: _Slots, law: str):
+        self.slots, self.law = slots, law
+
+
+def _require_shape(noise: GridNoise | None, total: ClippedSum) -> None:
+    """Noise of fewer numbers than the sum would be the same for several of them."""
+    if noise is not None and noise.hi.shape != total.hi.shape:
+        raise PrivacyBudgetError(f"noise of shape {noise.hi.shape} was granted for a sum of shape {total.hi.shape}")
+
+
+def _add_up_with_others(others: Exchange, slot: _Slots, mine: NoisySteps) -> tuple[NoisySteps, jax.Array]:
+    """Total of all owners' noisy sums, in steps, and the noise multiplier of the total.
+
+    What is sent: this owner's noisy integers, its noise multiplier, which is public, and the last accept decision,
+    which is released: machines that round differently could take different decisions one day, and would add up sums of
+    different proposals from then on.
+    """
+
+    def host(hi, lo, multiplier, granted, tag, accepted):
+        if not granted:
+            raise PrivacyBudgetError(
+                "the privacy budget of this data owner is used up: nothing more is sent to the others. Give the "
+                "kernels of all owners the `num_iterations` and `num_chains` that the run needs"
+            )
+        steps = (np.asarray(hi, np.int64) << 24) + np.asarray(lo, np.int64)
+        variance = np.array([float(multiplier) ** 2]).view(np.int64)
+        message = np.concatenate([steps.ravel(), variance, [int(accepted)]])
+        gathered = others.exchange(np.asarray(tag).tobytes(), message)
+        if len(set(gathered[:, -1].tolist())) > 1:
+            raise RuntimeError(
+                "the owners' chains have come apart: the last proposal was accepted at owner(s) "
+                f"{np.flatnonzero(gathered[:, -1]).tolist()} only. Run the same versions of JAX and NumPyro on "
+                "the same kind of processor everywhere, or in float64"
+            )
+        total = gathered[:, :-2].sum(0).reshape(steps.shape)
+        variances = np.ascontiguousarray(gathered[:, -2]).view(np.float64)
+        return (
+            (total >> 24).astype(np.int32),
+            (total & (2**24 - 1)).astype(np.int32),
+            np.asarray(math.sqrt(variances.sum()), multiplier.dtype),
+        )
+
+    multiplier = slot.noise_multiplier
+    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*mine, multiplier))
+    hi, lo, multiplier = io_callback(host, shapes, *mine, multiplier, slot.granted, slot.tag, slot.accepted)
+    return NoisySteps(hi, lo), multiplier

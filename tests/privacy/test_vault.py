@@ -1,0 +1,456 @@
+"""Whatever lies outside of `numpyro_dp.privacy` may be wrong or mean harm: what it gets by public names is noise.
+
+Malicious algorithms, structure hints, preparations and kernels, in the place of ours. Each tries for what would make
+eps wrong, and is refused or gets a release that has been paid for.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from helpers.drawn import given_draw
+from jax import lax
+
+from numpyro_dp import DPHMC, DPPenalty, FixedBatches, PoissonBatches
+from numpyro_dp.chain.algorithm import Transition
+from numpyro_dp.preparation.fund import Fund, Wish
+from numpyro_dp.privacy.clipping import GRID
+from numpyro_dp.privacy.isolation import RowsMeetError
+from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError, Releases, Request, Wanted, plan_for_budget
+from numpyro_dp.privacy.mechanisms import BarkerBatch, Gaussian, LogisticBit, PoissonGaussian
+from numpyro_dp.privacy.noise import NoiseSource
+from numpyro_dp.privacy.release import (
+    _BATCH_BIT,
+    _BIT,
+    Draw,
+    GradientSum,
+    Grant,
+    Grid,
+    PenalizedSum,
+    RowSum,
+    Vault,
+)
+from numpyro_dp.privacy.structured import Part, RowStructure
+
+N = 64
+ROWS = (1.2345 * jnp.linspace(-1, 1, N),)
+SUM = RowSum(lambda row: row[0][0], 2.0)
+NOISE = 12345
+
+
+def vault(**options):
+    return Vault(ROWS, **{"neighboring_relation": "replace_one"} | options)
+
+
+def noise(**options):
+    return given_draw(**{"lo": NOISE} | options)
+
+
+# -- A draw is good for one release ------------------------------------------------------------------------------------
+
+
+def twice(vault, draw):
+    return vault.ask(draw, SUM).value - vault.ask(draw, SUM._replace(bound=0.5)).value
+
+
+def in_a_loop(vault, draw):
+    return lax.fori_loop(0, 3, lambda k, total: total + vault.ask(draw, SUM).value, 0.0)
+
+
+def in_a_scan(vault, draw):
+    return lax.scan(lambda state, x: (state, vault.ask(draw, SUM._replace(bound=x)).value), 0.0, jnp.ones(3))[1]
+
+
+def in_a_map(vault, draw):
+    return jax.vmap(lambda x: vault.ask(draw, SUM._replace(bound=x)).value)(jnp.ones(3))
+
+
+def in_a_derivative(vault, draw):
+    return jax.grad(lambda x: vault.ask(draw, RowSum(lambda row: row[0][0] * x, 1.0)).value)(1.0)
+
+
+def in_a_trace(vault, draw):
+    return jax.make_jaxpr(lambda x: vault.ask(draw, SUM).value + x)(1.0)
+
+
+def in_a_branch(vault, draw):
+    return lax.cond(jnp.array(True), lambda: vault.ask(draw, SUM).value, lambda: vault.ask(draw, SUM).value)
+
+
+def in_a_program(vault, draw):
+    return jax.jit(lambda: vault.ask(draw, SUM).value)()
+
+
+def split_and_kept(vault, draw):
+    draw.split(1)
+    return vault.ask(draw, SUM)
+
+
+def scanned_and_kept(vault, draw):
+    draw.scan(lambda state, one: (state, vault.ask(one, SUM).value), 0.0)
+    return vault.ask(draw, SUM)
+
+
+def granted_and_kept(vault, draw):
+    Grant(jnp.array(True), {"ratio": draw}).cond(lambda grant: vault.ask(grant["ratio"], SUM).value, lambda: 0.0)
+    return vault.ask(draw, SUM)
+
+
+def twice_in_a_scan(vault, draw):
+    return draw.scan(lambda state, one: (state, twice(vault, one)), 0.0)
+
+
+def an_outer_one_in_a_scan(vault, draw):
+    others = given_draw(slots=3)
+    return others.scan(lambda state, one: (state, vault.ask(draw, SUM).value), 0.0)
+
+
+def twice_in_programs(vault, draw):
+    program = vault.program(lambda vault, draw: vault.ask(draw, SUM).value)
+    return program(vault, draw), program(vault, draw)
+
+
+ATTEMPTS = [
+    *(twice, in_a_loop, in_a_scan, in_a_map, in_a_derivative, in_a_trace, in_a_branch, in_a_program, split_and_kept),
+    *(scanned_and_kept, granted_and_kept, twice_in_a_scan, an_outer_one_in_a_scan, twice_in_programs),
+]
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.__name__)
+def test_the_same_noise_never_hides_two_sums(attempt, traced):
+    with pytest.raises(PrivacyBudgetError, match="good for one release"):
+        (jax.jit(lambda: attempt(vault(), noise())) if traced else lambda: attempt(vault(), noise()))()
+
+
+def test_a_draw_is_handed_on_where_it_is_asked_for():
+    """By `split`, `scan`, `when` and programs, each slot once, with the noise of its slot."""
+    exact = float(ROWS[0].sum())
+    hidden = jnp.arange(1, 5) * GRID
+    first, others = given_draw(slots=4, lo=hidden).split(1)
+    values = [vault().ask(first, SUM).value]
+    _, scanned = others.scan(lambda state, one: (state, vault().ask(one, SUM).value), 0.0)
+    np.testing.assert_allclose([*values, *scanned], exact + 2 * np.arange(1, 5), atol=1e-4)
+    for wanted in (True, False):
+        found = noise(lo=GRID).when(jnp.array(wanted), lambda one: vault().ask(one, SUM).value, lambda: jnp.zeros(()))
+        assert float(found) == pytest.approx(exact + 2 if wanted else 0, abs=1e-4)
+    program = vault().program(lambda vault, draw: vault.ask(draw, SUM).value)
+    assert float(program(vault(), noise(lo=GRID))) == pytest.approx(exact + 2, abs=1e-4)
+
+
+def test_a_draw_is_no_array():
+    """It cannot be kept in a state, sent out of a program, or looped over."""
+    for use in (
+        lambda: jax.jit(lambda: noise())(),
+        lambda: jax.jit(lambda draw: draw)(noise()),
+        lambda: lax.scan(lambda state, one: (state, one), 0.0, noise()),
+        lambda: jnp.asarray(noise()),
+        lambda: jnp.zeros(2) + noise(),
+    ):
+        with pytest.raises(TypeError):
+            use()
+
+
+def test_no_public_name_leads_to_rows_noise_or_exact_sums():
+    draw, of = noise(noise_multiplier=7.5), vault()
+    kept = of.keep(SUM)
+    secret = {float(x) for x in ROWS[0]} | {float(NOISE), float(ROWS[0].sum())}
+    for thing in (draw, of, of.numbered(), kept, Grant(jnp.array(True), {"ratio": draw})):
+        for name in dir(thing):
+            value = None if name.startswith("_") else getattr(thing, name)
+            arrays = [np.ravel(leaf) for leaf in jax.tree.leaves(value) if isinstance(leaf, np.ndarray | jax.Array)]
+            assert not secret & {float(x) for array in arrays for x in array}, name
+
+
+# -- It is paid for what it is asked for -------------------------------------------------------------------------------
+
+
+def test_noise_has_the_shape_of_the_sum():
+    """Noise of one number for a vector would be the same for all of its entries."""
+    pair = RowSum(lambda row: jnp.stack([row[0][0], -row[0][0]]), 1.0)
+    with pytest.raises(PrivacyBudgetError, match=r"noise of shape \(\) was granted for a sum of shape \(2,\)"):
+        vault().ask(noise(), pair)
+    with pytest.raises(PrivacyBudgetError, match="takes one slot of a draw, and this draw has 2"):
+        vault().ask(noise(slots=2), SUM)
+    with pytest.raises(PrivacyBudgetError, match="takes 4 releases, got 3"):
+        grid = Grid(2.0, 4)
+        vault().find_bounds(given_draw(1, slots=3), lambda row: row[0], grid, jnp.ones(()), jnp.ones(()))
+
+
+@pytest.mark.parametrize("law", [_BIT, _BATCH_BIT])
+def test_a_bit_is_no_sum(law):
+    """Noise for a bit has another law, and costs less than a sum would."""
+    with pytest.raises(TypeError, match=f"accounted for as one of {law}"):
+        vault().ask(noise(law=law), SUM)
+    with pytest.raises(TypeError, match="accounted for as one of a sum"):
+        vault().ask_bit(noise(), SUM, jnp.zeros(()))
+    with pytest.raises(TypeError, match="accounted for as one of a sum"):
+        vault().ask_batch_bit(noise(), SUM.per_row, 1.0, 1.0, 1.0, 2.0, jnp.zeros(()))
+
+
+def test_what_is_accounted_for_on_a_batch_is_asked_for_on_a_batch():
+    batches = FixedBatches(8)
+    for query in (vault().keep(SUM), GradientSum(jnp.zeros(1), 1.0)):
+        on_batches = vault(batches=batches)
+        with pytest.raises(TypeError, match="accounted for as on FixedBatches"):
+            on_batches.ask(noise(batch=(np.arange(8), np.array(8))), query)
+    with pytest.raises(TypeError, match="this draw is not one on FixedBatches"):
+        vault(batches=batches).ask(noise(), SUM)
+    with pytest.raises(TypeError, match="this draw is not one on AllRows"):
+        vault().ask(noise(batch=(np.arange(8), np.array(8))), SUM)
+    with pytest.raises(TypeError, match="batches of a fixed size"):
+        vault().ask(noise(), PenalizedSum(SUM.per_row, 1.0, 1.0, 1.0))
+
+
+def test_nothing_leaves_without_a_clip_bound_or_without_noise():
+    unclipped = SUM._replace(bound=float("inf"))
+    for ask in (
+        lambda: vault().ask(noise(), unclipped),
+        lambda: vault().keep(unclipped),
+        lambda: vault().ask_bit(noise(law=_BIT), unclipped, jnp.zeros(())),
+        lambda: vault().ask(noise(noisy=False), SUM),
+        lambda: vault().exact(SUM),
+    ):
+        with pytest.raises(TypeError, match=r"without noise|no sensitivity"):
+            ask()
+
+
+def test_rows_that_would_meet_are_refused():
+    def mixed(row):
+        return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((), jnp.float32), row[0][0])
+
+    with pytest.raises(RowsMeetError):
+        vault().ask(noise(), RowSum(mixed, 1.0))
+    with pytest.raises(TypeError, match="places of these rows are private"):
+        vault(public_places=False).numbered()
+    structure = RowStructure((), 1, lambda row: (), lambda values, row: 0.0)
+    with pytest.raises(TypeError, match="in public places"):
+        vault(public_places=False).with_structure(structure, 1)
+
+
+# -- Ledgers -----------------------------------------------------------------------------------------------------------
+
+
+def ledger_for(mechanism, count=4):
+    ledger = Ledger(NoiseSource())
+    ledger.commit(
+        plan_for_budget(
+            eps=1.0,
+            delta=1e-5,
+            neighboring_relation="replace_one",
+            wanted={"ratio": Wanted(lambda multiplier: (mechanism(multiplier),), (count,))},
+            num_iterations=count,
+            num_chains=1,
+            num_rows=N,
+        )
+    )
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "batches"),
+    [
+        (lambda m: PoissonGaussian(m, 0.1), None),
+        (lambda m: PoissonGaussian(m, 0.1), PoissonBatches(rate=0.2)),
+        (lambda m: PoissonGaussian(m, 0.1), FixedBatches(8)),
+        (lambda m: BarkerBatch(max(m, 1.0), 8, N, 2.0), FixedBatches(16)),
+        (LogisticBit, FixedBatches(8)),
+        (lambda m: FixedBatches(8).mechanism(m, 10 * N), FixedBatches(8)),
+    ],
+)
+def test_a_release_costs_what_its_batch_costs(mechanism, batches):
+    """A kernel that plans for batches and asks on others, or on all rows, gets nothing."""
+    ledger = ledger_for(mechanism)
+    request = Request(1, (1,)) if batches is None else Request(1, (1,), batches)
+    with pytest.raises(PrivacyBudgetError, match="are accounted for as"):
+        ledger.grant({"ratio": request}, 0, N, b"")
+    assert not any(map(any, ledger.spent().values()))
+
+
+# -- A malicious structure ---------------------------------------------------------------------------------------------
+
+
+def shared_parts(*coordinates):
+    parts = tuple(Part("direct", np.array(places), (len(places),)) for places in coordinates)
+    return RowStructure(
+        parts, 4, lambda row: (None,) * len(parts), lambda values, row: sum(map(jnp.sum, values)) * row[0][0]
+    )
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        shared_parts([0, 1], [1, 2]),
+        shared_parts([0, 0]),
+        shared_parts([0, 7]),
+        shared_parts([-1, 0]),
+        RowStructure((Part("other", np.array([0]), (1,)),), 1, lambda row: (None,), lambda values, row: row[0][0]),
+    ],
+)
+def test_parts_that_share_coordinates_are_refused(structure):
+    """Their vectors would add up, to twice the norm that is computed."""
+    with pytest.raises(ValueError, match="share no coordinate"):
+        vault().with_structure(structure, 3)
+
+
+def largest_step(structure, size):
+    """How far one row moves the sum, in units of the clip bound; all other rows are 0."""
+    moved = []
+    for value in (1e4, -1e4):
+        of = Vault((jnp.zeros(N).at[5].set(value),), neighboring_relation="replace_one").with_structure(structure, size)
+        moved.append(np.asarray(of.ask(given_draw(size), GradientSum(jnp.zeros(size), 1.0)).value))
+    return np.linalg.norm(moved[0] - moved[1]) / 2
+
+
+@pytest.mark.parametrize("members", [[0, 0], [0, 3], [0, -1], [0, 99], [2, 0]])
+def test_members_are_counted_as_what_they_are(members):
+    """A row that names one member twice, or a coordinate of another part, would move that by more than its norm."""
+    parts = Part("member", np.arange(3), (2,)), Part("direct", np.array([3, 4]), (2,))
+    structure = RowStructure(
+        parts,
+        4,
+        lambda row: (jnp.array(members), None),
+        lambda values, row: (values[0].sum() + values[1].sum()) * row[0][0],
+    )
+    found = largest_step(structure, 5)
+    assert found <= 1
+    assert (found > 0.9) == (members == [2, 0])  # which is a structure
+
+
+def test_a_structure_that_is_wrong_is_clipped_all_the_same():
+    """It says that a row's density is another one, and a large one."""
+    wrong = RowStructure(
+        (Part("dot", np.arange(3)[:, None], (1,)),),
+        4,
+        lambda row: (jnp.full(3, 1e3) * jnp.sign(row[0][0]),),
+        lambda values, row: 1e3 * values[0].sum(),
+    )
+    assert 0.9 < largest_step(wrong, 3) <= 1
+
+
+# -- Malicious kernels and preparations --------------------------------------------------------------------------------
+
+
+def model(X, y=None):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ b), obs=y)
+
+
+X = np.random.default_rng(0).normal(size=(N, 2)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(int)
+
+
+def one_step(kernel, **options):
+    kernel = kernel(model, eps=1.0, num_iterations=3, prepare=False, **options)
+    state = kernel.init(jax.random.key(0), 0, None, (X,), {"y": Y})
+    return kernel, jax.jit(lambda state: kernel.sample(state, (X,), {"y": Y}))(state)
+
+
+class AsksTwice(DPPenalty):
+    def _transition(self, step):
+        for scale in (1.0, 2.0):
+            step.target.log_ratio(step.grant["ratio"], step.z, step.z + scale, 1.0)
+
+
+class AsksInALoop(DPPenalty):
+    def _transition(self, step):
+        draw = step.grant["ratio"]
+        lax.fori_loop(0, 9, lambda k, z: z + step.target.log_ratio(draw, z, z + 1, 1.0).value, step.z)
+
+
+class KeepsItsDraw(DPPenalty):
+    def _transition(self, step):
+        return Transition(step.z, jnp.array(True), jnp.ones(()), jnp.ones(()), step.grant["ratio"])
+
+
+class AsksForAVector(DPPenalty):
+    def _transition(self, step):
+        return step.target.gradient(step.grant["ratio"], step.z, 1.0)
+
+
+class ClaimsABatch(DPPenalty):
+    def _mechanisms(self, kind, noise_multiplier, num_rows, num_iterations):
+        return (PoissonGaussian(noise_multiplier, 1e-3),)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "error"),
+    [
+        (AsksTwice, "good for one release"),
+        (AsksInALoop, "good for one release"),
+        (KeepsItsDraw, "not a valid JAX type|Draw"),
+        (AsksForAVector, r"noise of shape \(\) was granted for a sum of shape \(2,\)"),
+        (ClaimsABatch, "are accounted for as"),
+    ],
+)
+def test_a_hostile_kernel_gets_nothing(kernel, error):
+    with pytest.raises(Exception, match=error):
+        jax.block_until_ready(one_step(kernel))
+
+
+class PlansLess(DPPenalty):
+    """It says that one iteration in ten makes a release."""
+
+    def _releases(self, num_iterations, num_chains, resumed=False):
+        return {"ratio": max(num_iterations * num_chains // 10, 1)}
+
+
+def test_a_kernel_that_plans_for_less_gets_no_more():
+    kernel = PlansLess(model, eps=1.0, num_iterations=20, prepare=False)
+    state = kernel.init(jax.random.key(0), 0, None, (X,), {"y": Y})
+    step = jax.jit(lambda state: kernel.sample(state, (X,), {"y": Y}))
+    exhausted = []
+    with pytest.warns(RuntimeWarning, match="used up"):
+        for _ in range(5):
+            state = step(state)
+            exhausted.append(bool(state.exhausted))
+    assert exhausted == [False, False, True, True, True]
+    assert kernel._ledger.spent() == {"ratio": (2,)}
+
+
+class RequestsFewer(DPHMC):
+    """It is charged for one gradient in an iteration, and asks for all of them."""
+
+    def _request(self, carry):
+        return {"ratio": 1, "grad": 1}
+
+    def _transition(self, step):
+        _, released = step.grant["grad"].scan(lambda z, draw: (z, step.target.gradient(draw, z, 1.0).value), step.z)
+        carry = step.carry._replace(gradient=jnp.abs(released).sum(1))
+        return Transition(step.z, jnp.array(True), jnp.ones(()), jnp.ones(()), carry)
+
+
+def test_a_release_that_was_not_charged_is_nothing():
+    kernel, state = one_step(RequestsFewer, num_steps=2)
+    first, second = np.asarray(state.carry.gradient)
+    assert first != 0
+    assert second == 0
+    assert kernel._ledger.spent() == {"ratio": (1,), "grad": (1,)}
+
+
+def test_a_preparation_cannot_spend_more_than_its_reserve():
+    ledger = Ledger(NoiseSource())
+    wanted = {"reserve": Wanted(lambda multiplier: (Gaussian(multiplier),), (1,))}
+    plan = plan_for_budget(
+        eps=1.0,
+        delta=1e-5,
+        neighboring_relation="replace_one",
+        wanted=wanted,
+        num_iterations=1,
+        num_chains=1,
+        num_rows=N,
+    )
+    ledger.commit(plan)
+    fund = Fund(ledger)
+    with pytest.raises(PrivacyBudgetError, match="is wanted from a reserve of"):
+        fund.ask(sum=Wish(1.1 * fund.left))
+    with pytest.raises(PrivacyBudgetError, match="is wanted from a reserve of"):
+        fund.assign({"sums": Releases((Gaussian(1.0),), (10**6,))})
+    draw = fund.ask(sum=Wish(0.5 * fund.left))["sum"]
+    assert isinstance(draw, Draw)
+    vault().ask(draw, SUM)
+    with pytest.raises(PrivacyBudgetError, match="good for one release"):
+        vault().ask(draw, SUM)
