@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import random
 
 from numpyro_dp.chain.target import PrivateTarget
-from numpyro_dp.privacy.release import Draw
+from numpyro_dp.privacy.draws import Draw
 
 
 def penalty_test(

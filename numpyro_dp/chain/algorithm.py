@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from numpyro_dp.chain.target import PrivateTarget
-from numpyro_dp.privacy.release import Grant
+from numpyro_dp.privacy.draws import Grant
 
 
 class Step(NamedTuple):

@@ -15,17 +15,8 @@ import jax.numpy as jnp
 from numpyro_dp.fast.row_structure import find_structure
 from numpyro_dp.model.families import BoundFamily
 from numpyro_dp.privacy.batches import AllRows, FixedBatches, PoissonBatches
-from numpyro_dp.privacy.release import (
-    ChangeSum,
-    Draw,
-    GradientSum,
-    Grid,
-    KeptSum,
-    PenalizedSum,
-    Released,
-    RowSum,
-    Vault,
-)
+from numpyro_dp.privacy.draws import Draw
+from numpyro_dp.privacy.release import ChangeSum, GradientSum, Grid, KeptSum, PenalizedSum, Released, RowSum, Vault
 
 T = TypeVar("T")
 
@@ -124,23 +115,20 @@ class PrivateTarget:
         draw: Draw,
         z: jax.Array,
         z_new: jax.Array,
-        bound: jax.Array | float,
-        variance: float,
         threshold: jax.Array,
     ) -> jax.Array:
         """Whether the batch's estimate of the tempered log ratio, brought to a total variance, exceeds `threshold`.
 
-        :param bound: each row's change (before tempering) is clipped to +-`bound`, so that the variance of the
-            estimate is at most ``(power * n * bound)**2 / batch_size``, below `variance`.
+        Each row's change is clipped so that the variance of the estimate stays below that, see
+        `numpyro_dp.privacy.release.batch_bit_bound`.
         """
         batches = self.vault.batches
         if not isinstance(batches, FixedBatches):
             raise TypeError("this bit needs batches of a fixed size, and noise")
-        weight = self.power * batches.weight(self.num_rows)
         # Without replacement the estimate varies less the more of the rows are drawn.
         factor = min(1.0, self._sampling_factor(batches.batch_size))
-        ratio = self._row_log_ratio(z, z_new)
-        return self.vault.ask_batch_bit(draw, ratio, bound, weight, factor, variance, threshold)
+        weight = self.power * batches.weight(self.num_rows)
+        return self.vault.ask_batch_bit(draw, self._row_log_ratio(z, z_new), weight, factor, threshold)
 
     def prepare_statistics(self, family: BoundFamily, counted: bool) -> None:
         """Sum the sufficient statistics, once if the rows are at hand (under `jit_model_args`: in each iteration).

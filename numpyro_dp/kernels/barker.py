@@ -48,9 +48,9 @@ from numpyro_dp.kernels.base import MetropolisOptions, only
 from numpyro_dp.kernels.prepared import PreparedKernel, prepare_own_chain, without_preparation
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.privacy.batches import AllRows, Batches, FixedBatches
-from numpyro_dp.privacy.clipping import GRID
+from numpyro_dp.privacy.draws import Draw
 from numpyro_dp.privacy.mechanisms import BarkerBatch, LogisticBit, Mechanism, bounds_per_row
-from numpyro_dp.privacy.release import Draw
+from numpyro_dp.privacy.release import batch_bit_bound
 
 CORRECTIONS: dict[str, Callable[[float], Correction | ExponentialCorrection]] = {
     "exponential": exponential_correction,
@@ -163,12 +163,8 @@ class DPBarker(RandomWalk, PreparedKernel):
     def _row_bound(self, noise_multiplier: jax.Array, power: float, num_rows: int) -> jax.Array:
         """Bound on the change of one row's log density, before tempering, at which the noise is what was granted."""
         if isinstance(self._batches, FixedBatches):
-            size = self._batches.batch_size
-            # Rounding of the sum (relative to the largest sum), and of the normal number, which has steps of 2^-23 or
-            # 24 bits and is multiplied by a rounded scale; in sensitivities, which are 2 kappa / sqrt(batch size).
-            of_sum = 8 * size * float(jnp.finfo(noise_multiplier.dtype).eps)
-            of_noise = 40 / GRID * noise_multiplier * math.sqrt((self._variance or 0.0) * size)
-            return math.sqrt(size) / (noise_multiplier * power * num_rows * (1 + of_sum + of_noise))
+            mechanism = BarkerBatch(1.0, self._batches.batch_size, num_rows, self._variance or 0.0)
+            return batch_bit_bound(mechanism, noise_multiplier, power * self._batches.weight(num_rows))
         per_row = bounds_per_row(self._neighboring_relation)
         scale = 1.0 if self._variance is None else math.sqrt(self._variance)
         return scale / (per_row * noise_multiplier * power)
@@ -233,7 +229,7 @@ class DPBarker(RandomWalk, PreparedKernel):
             return target.log_ratio_exceeds(draw, z, z_new, bound, -public)
         correction = self._correction.sample(rng_key, (), z.dtype)
         if self._batched and self._variance is not None:
-            return target.batch_log_ratio_exceeds(draw, z, z_new, bound, self._variance, -public - correction)
+            return target.batch_log_ratio_exceeds(draw, z, z_new, -public - correction)
         return target.log_ratio(draw, z, z_new, bound).value + public + correction > 0
 
     def _adapt(self, i: jax.Array, accept_prob: jax.Array, z: jax.Array, adapt_state: Any) -> Any:

@@ -34,6 +34,7 @@ from numpyro_dp.privacy.accounting import composed_eps
 from numpyro_dp.privacy.batches import AllRows, Batches, as_batches
 from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.privacy.clipping import OwnerIndex, require_correct_sums
+from numpyro_dp.privacy.draws import Grant, ask_ledger
 from numpyro_dp.privacy.fingerprint import fingerprint
 from numpyro_dp.privacy.ledger import (
     Ledger,
@@ -47,7 +48,7 @@ from numpyro_dp.privacy.ledger import (
 )
 from numpyro_dp.privacy.mechanisms import NEIGHBORING_RELATIONS, Gaussian, Mechanism, size_is_public
 from numpyro_dp.privacy.noise import NoiseSource
-from numpyro_dp.privacy.release import Exchange, Grant, Vault, ask_ledger
+from numpyro_dp.privacy.release import Exchange, Vault
 from numpyro_dp.privacy.sharding import Layout, layout_of
 from numpyro_dp.privacy.vmap import vmap_chains
 from numpyro_dp.report import Posterior, PrivacyReport, round_up

@@ -34,7 +34,7 @@ from numpyro_dp.chain.algorithm import Step, Transition
 from numpyro_dp.kernels.base import MetropolisOptions, only
 from numpyro_dp.kernels.prepared import PreparedKernel, resolve_preparation, without_preparation
 from numpyro_dp.preparation import Preparation
-from numpyro_dp.privacy.release import Draw
+from numpyro_dp.privacy.draws import Draw
 
 LEAPFROGS = ("position", "fresh", "reuse")
 

@@ -17,7 +17,8 @@ from numpyro_dp.kernels.base import KernelOptions
 from numpyro_dp.kernels.stochastic_gradient import StochasticGradientKernel, added_noise
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.privacy.batches import Batches
-from numpyro_dp.privacy.release import Draw, Released
+from numpyro_dp.privacy.draws import Draw
+from numpyro_dp.privacy.release import Released
 
 
 class DPSGLD(StochasticGradientKernel):

@@ -31,9 +31,10 @@ from numpyro_dp.kernels.prepared import PreparedKernel, prepare_own_chain, witho
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.privacy.batches import AllRows, Batches
 from numpyro_dp.privacy.clipping import OwnerIndex
+from numpyro_dp.privacy.draws import Draw
 from numpyro_dp.privacy.ledger import Plan
 from numpyro_dp.privacy.mechanisms import Mechanism, bounds_per_row, size_is_public
-from numpyro_dp.privacy.release import Draw, Released
+from numpyro_dp.privacy.release import Released
 
 MATCHED = "matched"
 _HEAT = 0.2

@@ -15,8 +15,9 @@ import numpy as np
 from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.model.arguments import UnsupportedModelError
 from numpyro_dp.model.coordinates import Cut
+from numpyro_dp.privacy.draws import Draw
 from numpyro_dp.privacy.isolation import RowsMeetError, alone, describe_hazard
-from numpyro_dp.privacy.release import Draw, Grid, Released
+from numpyro_dp.privacy.release import Grid, Released
 
 CENTRE_DRAWS = 8
 """Outcomes that are drawn for a row; they add less than an eighth of what the clip takes of the score's variance."""

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from numpyro_dp.privacy.accounting import noise_multiplier_for
+from numpyro_dp.privacy.draws import Draw, draw_from
 from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError, Releases, Request
 from numpyro_dp.privacy.mechanisms import Gaussian
-from numpyro_dp.privacy.release import Draw, draw_from
 
 RESERVE = "reserve"
 

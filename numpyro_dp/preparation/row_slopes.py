@@ -13,7 +13,8 @@ from jax import random
 
 from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.preparation.fund import Fund, Wish
-from numpyro_dp.privacy.release import Draw, Grid
+from numpyro_dp.privacy.draws import Draw
+from numpyro_dp.privacy.release import Grid
 
 SLOPE_GRID = Grid(2.0**0.5, 6)
 _POINTS = 8

@@ -24,7 +24,7 @@ import numpy as np
 
 from numpyro_dp.preparation.derivatives import BOUND_GRID, SCALE_GRID, Bounds, Derivatives, Frame, Survey
 from numpyro_dp.preparation.fund import Fund, Wish
-from numpyro_dp.privacy.release import Draw
+from numpyro_dp.privacy.draws import Draw
 
 SEARCH_SHARE = 0.5
 """Of the budget, the search spends at most so much."""

@@ -7,9 +7,7 @@ checks the jaxpr that it maps over the rows, clips, adds up integers, adds the n
 What lies outside of this folder may be wrong in any way without eps being wrong, as long as it asks by these names:
 
 - a function by which rows could act on one another is refused (`numpyro_dp.privacy.isolation`);
-- a draw is good for one release. It holds its noise where no name without an underscore leads, is no JAX type (so it
-  cannot be kept, sent or looped over), and is refused the second time, and wherever a program could come by twice: in a
-  loop, a map or a derivative that it was not made in. `Draw.scan`, `Draw.split` and `Draw.when` hand it on;
+- a draw is opaque, and good for one release (`numpyro_dp.privacy.draws`);
 - noise has the shape of the sum that it hides, and the law for which the release is accounted;
 - a release that was not charged gives 0.
 
@@ -19,19 +17,19 @@ Python lets whoever wants to read private attributes. Against that nothing in on
 import copy
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax, random
+from jax import lax
 from jax.experimental import io_callback
-from jax.extend.core import get_opaque_trace_state
 
 from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batch, Batches
 from numpyro_dp.privacy.clipping import (
+    GRID,
     ClippedSum,
     OwnerIndex,
     UnclippedSum,
@@ -41,9 +39,10 @@ from numpyro_dp.privacy.clipping import (
     penalized_sum,
     whole_chunks,
 )
+from numpyro_dp.privacy.draws import BATCH_BIT, BIT, SUM, Draw, Slots, law_of
 from numpyro_dp.privacy.isolation import alone, one_row
-from numpyro_dp.privacy.ledger import Drawn, Ledger, PrivacyBudgetError, Request
-from numpyro_dp.privacy.mechanisms import BarkerBatch, LogisticBit, Mechanism, size_is_public
+from numpyro_dp.privacy.ledger import PrivacyBudgetError
+from numpyro_dp.privacy.mechanisms import BarkerBatch, Mechanism, size_is_public
 from numpyro_dp.privacy.noise import (
     GridNoise,
     NoisySteps,
@@ -56,7 +55,6 @@ from numpyro_dp.privacy.noise import (
 )
 from numpyro_dp.privacy.sharding import Layout
 from numpyro_dp.privacy.structured import RowStructure, StructuredRows
-from numpyro_dp.privacy.vmap import cond_of_chains
 
 T = TypeVar("T")
 _ROOM = 1 + 1e-3  # the clip of a vector rounds down, and a row may lie on the bound
@@ -96,228 +94,17 @@ class Exchange(Protocol):
         """All owners' int64 arrays, on a new leading axis."""
 
 
-# -- Leave to make releases --------------------------------------------------------------------------------------------
-
-
-class _Slots(NamedTuple):
-    """What the releases of a `Draw` take; slots on the leading axis. Secret.
-
-    :ivar noise: None only in runs that are declared not private.
-    :ivar batch: rows to use; None for all of them.
-    :ivar noise_multiplier: noise standard deviation over sensitivity.
-    :ivar granted: whether it is leave at all.
-    :ivar tag: number of the release, the same for all data owners.
-    :ivar accepted: whether the chain's last proposal was accepted: by it, owners see that they run the same chain.
-    """
-
-    noise: GridNoise | None
-    batch: Batch | None
-    noise_multiplier: jax.Array
-    granted: jax.Array
-    tag: jax.Array
-    accepted: jax.Array
-
-
-class Draw:
-    """Leave to make releases of one kind, as many as it has slots; made by the vault and the ledger only.
-
-    Each slot is good for one release, in the trace in which the draw was made.
-    """
-
-    def __init__(self, slots: _Slots, law: str):
-        self._slots, self._law = slots, law
-        self._trace, self._is_used = get_opaque_trace_state(), False
-
-    def __len__(self) -> int:
-        return self._slots.granted.shape[0]
-
-    @property
-    def noise_multiplier(self) -> jax.Array:
-        """Noise standard deviation over sensitivity; public."""
-        return self._slots.noise_multiplier[0]
-
-    @property
-    def is_private(self) -> bool:
-        """Whether there is noise: not in runs that are declared not private."""
-        return self._slots.noise is not None
-
-    def split(self, first: int) -> "tuple[Draw, Draw]":
-        """The first slots, and the others."""
-        slots = self._take()
-        return self._with(jax.tree.map(lambda x: x[:first], slots)), self._with(
-            jax.tree.map(lambda x: x[first:], slots)
-        )
-
-    def scan(self, step: Callable[..., tuple[Any, Any]], start: Any, *xs: Any) -> tuple[Any, Any]:
-        """`lax.scan` over the slots: ``step(state, draw, *x)`` with a draw of one slot, and what there is of `xs`."""
-
-        def body(state: Any, slot_and_x: tuple) -> tuple[Any, Any]:
-            slot, x = slot_and_x
-            return step(state, self._with(jax.tree.map(lambda leaf: leaf[None], slot)), *x)
-
-        return lax.scan(body, start, (self._take(), xs))
-
-    def when(self, wanted: jax.Array, ask: "Callable[[Draw], T]", otherwise: Callable[[], T]) -> T:
-        """`cond_of_chains` with this draw in the branch that asks."""
-        slots = self._take()
-        return cond_of_chains(wanted, lambda: ask(self._with(slots)), otherwise)
-
-    def _with(self, slots: _Slots) -> "Draw":
-        return Draw(slots, self._law)
-
-    def _take(self) -> _Slots:
-        """
-        :raises PrivacyBudgetError: if it was taken before, or could be taken several times.
-        """
-        if self._is_used:
-            raise PrivacyBudgetError("a draw is good for one release: a second one would have the same noise")
-        if self._trace != get_opaque_trace_state():
-            raise PrivacyBudgetError(
-                "a draw is good for one release, and what is asked for in a loop, a map, a branch or a derivative may "
-                "be asked for several times: hand the draw on by its `scan`, `split` or `when`"
-            )
-        self._is_used = True
-        return self._slots
-
-    def _take_one(self) -> _Slots:
-        if len(self) != 1:
-            raise PrivacyBudgetError(f"a release takes one slot of a draw, and this draw has {len(self)}")
-        return jax.tree.map(lambda x: x[0], self._take())
-
-
-class Grant:
-    """Leave for the releases of one iteration: a `Draw` for each kind.
-
-    :ivar granted: whether it is leave at all.
-    """
-
-    def __init__(self, granted: jax.Array, draws: Mapping[str, Draw]):
-        self.granted, self._draws = granted, dict(draws)
-
-    def __getitem__(self, kind: str) -> Draw:
-        return self._draws[kind]
-
-    def cond(self, move: "Callable[[Grant], T]", stay: Callable[[], T]) -> T:
-        """``move(grant)`` if it is leave, ``stay()`` otherwise; of several chains, each its own."""
-        slots = {kind: draw._take() for kind, draw in self._draws.items()}
-
-        def inside() -> T:
-            return move(Grant(self.granted, {kind: self._draws[kind]._with(x) for kind, x in slots.items()}))
-
-        return cond_of_chains(self.granted, inside, stay)
-
-
-def draw_from(drawn: Drawn, mechanism: Mechanism) -> Draw:
-    """The draw for what the ledger has drawn, outside of programs; on all rows."""
-    assert drawn.noise is not None
-    number = drawn.noise.shape[1]
-    slots = _Slots(
-        GridNoise(jnp.asarray(drawn.noise[0]), jnp.asarray(drawn.noise[1])),
-        None,
-        jnp.full(number, drawn.noise_multiplier, jnp.result_type(float)),
-        jnp.ones(number, bool),
-        jnp.zeros((number, 1), jnp.uint32),
-        jnp.zeros(number, bool),
-    )
-    return Draw(slots, _law_of(mechanism))
-
-
-_SUM, _BIT, _BATCH_BIT = "a sum", "a bit", "a bit of a batch"
-
-
-def _law_of(mechanism: Mechanism) -> str:
-    """What a mechanism releases."""
-    if isinstance(mechanism, LogisticBit):
-        return _BIT
-    return _BATCH_BIT if isinstance(mechanism, BarkerBatch) else _SUM
-
-
-def ask_ledger(
-    ledger: Ledger,
-    requests: Mapping[str, tuple[jax.Array | int, tuple[int, ...]]],
-    *,
-    batches: Batches,
-    owners: "OwnerIndex | Exchange | None",
-    num_rows: int,
-    witness: jax.Array,
-    nonce_key: jax.Array,
-    origin: jax.Array,
-    i: jax.Array,
-    accepted: jax.Array,
-) -> Grant:
-    """Charge one iteration to the ledger; noise, noise multipliers and batches come from there, at run time.
-
-    Nothing about the budget is compiled into the step or kept in the state, so neither a stale compilation nor a state
-    from another kernel can change what a release costs.
-
-    :param requests: of each kind, how many releases are made, and the shape of the noise with its slots leading. Slots
-        beyond that number are no leave.
-    :param witness: depends on all that `vmap` may batch: without batched operands the ledger would be asked once for
-        all, and its noise be shared.
-    :param i: iterations done.
-    :param accepted: see `_Slots`.
-    """
-    kinds, private = tuple(requests), ledger.plan.private
-    shapes = {kind: shape for kind, (_, shape) in requests.items()}
-    if isinstance(owners, OwnerIndex):  # each of them adds noise of its own
-        shapes = {kind: (shape[0], owners.num_owners, *shape[1:]) for kind, shape in shapes.items()}
-    dtype = jnp.result_type(float)
-
-    def host(counts, witness, i, *nonce):
-        del witness  # was needed for tracing only
-        counts = dict(zip(kinds, np.asarray(counts).tolist(), strict=True))
-        asked = {kind: Request(counts[kind], shapes[kind], batches) for kind in kinds}
-        nonce_bytes = b"".join(np.asarray(part).tobytes() for part in (*nonce, i))
-        granted, drawn = ledger.grant(asked, int(i), num_rows, nonce_bytes)
-        return np.bool_(granted), {kind: _for_device(drawn[kind], dtype) for kind in kinds}
-
-    expected = {kind: _for_device_shape(shapes[kind], private, batches, num_rows, dtype) for kind in kinds}
-    nonce = random.key_data(nonce_key) if jnp.issubdtype(nonce_key.dtype, jax.dtypes.prng_key) else nonce_key
-    counts = jnp.stack([jnp.asarray(requests[kind][0], jnp.int32) for kind in kinds])
-    granted, drawn = io_callback(
-        host, (jax.ShapeDtypeStruct((), jnp.bool_), expected), counts, witness, i, nonce, origin
-    )
-
-    def draw(k: int, kind: str) -> Draw:
-        multiplier, noise, indices, sizes = drawn[kind]
-        length = shapes[kind][0]
-        slots = _Slots(
-            None if noise is None else GridNoise(noise[0], noise[1]),
-            None if indices is None else Batch(indices, sizes),
-            jnp.full(length, multiplier),
-            granted & (jnp.arange(length) < counts[k]),
-            _tags(nonce, i, k, length),
-            jnp.full(length, accepted),
-        )
-        return Draw(slots, _law_of(ledger.plan.kinds[kind].mechanisms[0]))
-
-    return Grant(granted, {kind: draw(k, kind) for k, kind in enumerate(kinds)})
-
-
-def _for_device(drawn: Drawn, dtype: Any) -> tuple:
-    """What the ledger has drawn, as a callback returns it."""
-    return np.asarray(drawn.noise_multiplier, dtype), drawn.noise, drawn.indices, drawn.sizes
-
-
-def _for_device_shape(shape: tuple[int, ...], private: bool, batches: Batches, num_rows: int, dtype: Any) -> tuple:
-    sampled = not isinstance(batches, AllRows)
-    capacity = batches.capacity(num_rows) if sampled else 0  # type: ignore[union-attr]
-    return (
-        jax.ShapeDtypeStruct((), dtype),
-        jax.ShapeDtypeStruct((2, *shape), jnp.int32) if private else None,
-        jax.ShapeDtypeStruct((shape[0], capacity), jnp.int32) if sampled else None,
-        jax.ShapeDtypeStruct((shape[0],), jnp.int32) if sampled else None,
-    )
-
-
-def _tags(nonce: jax.Array, i: jax.Array, kind: int, length: int) -> jax.Array:
-    """Numbers of the releases of one iteration, the same in every process that runs the same chain."""
-    head = jnp.concatenate([jnp.ravel(nonce).astype(jnp.uint32), jnp.stack([i, kind]).astype(jnp.uint32)])
-    positions = jnp.arange(length, dtype=jnp.uint32)[:, None]
-    return jnp.concatenate([jnp.broadcast_to(head, (length, head.size)), positions], 1)
-
-
 # -- What may be asked -------------------------------------------------------------------------------------------------
+
+
+def batch_bit_bound(mechanism: BarkerBatch, noise_multiplier: jax.Array, weight: float) -> jax.Array:
+    """The bound of a row, before it is weighted, at which a bit of a batch costs what it is accounted for."""
+    size = mechanism.batch_size
+    # Rounding of the sum (relative to the largest sum), and of the normal number, which has steps of 2^-23 or 24 bits
+    # and is multiplied by a rounded scale; in sensitivities, which are 2 kappa / sqrt(batch size).
+    of_sum = 8 * size * float(jnp.finfo(noise_multiplier.dtype).eps)
+    of_noise = 40 / GRID * noise_multiplier * math.sqrt(mechanism.variance * size)
+    return 1 / (noise_multiplier * weight * math.sqrt(size) * (1 + of_sum + of_noise))
 
 
 class RowSum(NamedTuple):
@@ -466,12 +253,14 @@ class Vault:
         """
 
         def inner(rows: tuple, *args: Any) -> T:
-            return function(self._of(rows), *(Draw(a.slots, a.law) if isinstance(a, _Opened) else a for a in args))
+            return function(
+                self._of(rows), *(Draw(a.slots, a.mechanism) if isinstance(a, _Opened) else a for a in args)
+            )
 
         compiled = jax.jit(inner, static_argnums=tuple(k + 1 for k in static))
 
         def run(vault: "Vault", *args: Any) -> T:
-            opened = (_Opened(a._take(), a._law) if isinstance(a, Draw) else a for a in args)
+            opened = (_Opened(a._take(), a._mechanism) if isinstance(a, Draw) else a for a in args)
             return compiled(vault._rows, *opened)
 
         return run
@@ -493,12 +282,12 @@ class Vault:
         :raises PrivacyBudgetError: if the draw is no leave for it.
         :raises RowsMeetError: while it is traced, if rows could act on one another.
         """
-        slot = self._open(draw, _SUM)
+        slot = self._open(draw, SUM)
         return self._release(slot, self._total(query, slot.batch))
 
     def ask_bit(self, draw: Draw, query: Query, threshold: jax.Array) -> jax.Array:
         """Whether a clipped sum over all rows plus logistic noise exceeds `threshold`: one bit (`LogisticBit`)."""
-        slot = self._open(draw, _BIT)
+        slot = self._open(draw, BIT)
         self._require_all_rows()
         total = self._total(query, None)
         if isinstance(total, UnclippedSum) or slot.noise is None:
@@ -510,18 +299,24 @@ class Vault:
         self,
         draw: Draw,
         per_row: Callable[[tuple], jax.Array],
-        bound: jax.Array | float,
         weight: float,
         factor: float,
-        variance: float,
         threshold: jax.Array,
     ) -> jax.Array:
-        """Whether the batch's weighted sum, brought to a total variance, exceeds `threshold` (`BarkerBatch`)."""
-        slot = self._open(draw, _BATCH_BIT)
-        if slot.batch is None or slot.noise is None:
+        """Whether the batch's weighted sum, brought to a total variance, exceeds `threshold` (`BarkerBatch`).
+
+        The variance is that of the mechanism, and rows are clipped to `batch_bit_bound`.
+
+        :param factor: of the batch's own variance, between 0 and 1.
+        """
+        if not (0 < weight < math.inf and 0 <= factor <= 1):
+            raise ValueError(f"weight must be positive and factor lie in [0, 1], got {weight} and {factor}")
+        slot, mechanism = self._open(draw, BATCH_BIT), draw._mechanism
+        if slot.batch is None or slot.noise is None or not isinstance(mechanism, BarkerBatch):
             raise TypeError("this bit needs batches of a fixed size, and noise")
+        bound = batch_bit_bound(mechanism, slot.noise_multiplier, weight)
         moments = clipped_moments(per_row, self._batch_rows(slot.batch), bound)
-        return release_batch_bit(moments, weight, factor, variance, slot.noise, threshold) & slot.granted
+        return release_batch_bit(moments, weight, factor, mechanism.variance, slot.noise, threshold) & slot.granted
 
     def keep(self, query: RowSum) -> KeptSum:
         """Compute a sum over all rows now, for several releases. Each row is rounded by itself."""
@@ -580,7 +375,7 @@ class Vault:
             def exceeds(row: tuple) -> jax.Array:
                 return jnp.where(row[0][0] > limits, 1 - centre, -centre).astype(values.dtype)
 
-            slot = self._open(draw, _SUM)
+            slot = self._open(draw, SUM)
             total = self._sum_rows((values,), RowSum(exceeds, largest, k), fixed_places=False)
             counts = self._release(slot, total)
             few = counts.value + taken_off <= threshold
@@ -600,11 +395,11 @@ class Vault:
 
     # -- Behind it ---------------------------------------------------------------------------------------------------
 
-    def _open(self, draw: Draw, law: str) -> _Slots:
+    def _open(self, draw: Draw, law: str) -> Slots:
         if self._private and not draw.is_private:
             raise TypeError("the plan of this run is private: nothing is released without noise")
-        if draw.is_private and draw._law != law:
-            raise TypeError(f"this draw is accounted for as one of {draw._law}, and {law} is asked for")
+        if draw.is_private and law_of(draw._mechanism) != law:
+            raise TypeError(f"this draw is accounted for as one of {law_of(draw._mechanism)}, and {law} is asked for")
         slot = draw._take_one()
         if (slot.batch is None) != isinstance(self._batches, AllRows):
             raise TypeError(f"this draw is not one on {self._batches}")
@@ -616,6 +411,10 @@ class Vault:
         if isinstance(query, PenalizedSum):
             if batch is None:
                 raise TypeError("this sum needs batches of a fixed size")
+            if not (0 < query.weight < math.inf and 0 <= query.factor < math.inf):
+                raise ValueError(
+                    f"weight must be positive and factor at least 0, got {query.weight} and {query.factor}"
+                )
             moments = clipped_moments(query.per_row, self._batch_rows(batch), query.bound)
             return penalized_sum(moments, query.weight, query.factor)
         self._require_all_rows()
@@ -649,7 +448,7 @@ class Vault:
 
         return self._layout.sum(of_rows, rows) if self._layout else of_rows(rows)
 
-    def _release(self, slot: _Slots, total: ClippedSum | UnclippedSum) -> Released:
+    def _release(self, slot: Slots, total: ClippedSum | UnclippedSum) -> Released:
         owned = isinstance(self._owners, OwnerIndex)
         if isinstance(total, UnclippedSum):
             if slot.noise is not None:
@@ -683,12 +482,12 @@ class Vault:
         return tuple(row[batch.indices] for row in rows)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=("slots",), meta_fields=("law",))
+@functools.partial(jax.tree_util.register_dataclass, data_fields=("slots",), meta_fields=("mechanism",))
 class _Opened:
     """A draw on its way into a program."""
 
-    def __init__(self, slots: _Slots, law: str):
-        self.slots, self.law = slots, law
+    def __init__(self, slots: Slots, mechanism: Mechanism):
+        self.slots, self.mechanism = slots, mechanism
 
 
 def _require_shape(noise: GridNoise | None, total: ClippedSum) -> None:
@@ -697,7 +496,7 @@ def _require_shape(noise: GridNoise | None, total: ClippedSum) -> None:
         raise PrivacyBudgetError(f"noise of shape {noise.hi.shape} was granted for a sum of shape {total.hi.shape}")
 
 
-def _add_up_with_others(others: Exchange, slot: _Slots, mine: NoisySteps) -> tuple[NoisySteps, jax.Array]:
+def _add_up_with_others(others: Exchange, slot: Slots, mine: NoisySteps) -> tuple[NoisySteps, jax.Array]:
     """Total of all owners' noisy sums, in steps, and the noise multiplier of the total.
 
     What is sent: this owner's noisy integers, its noise multiplier, which is public, and the last accept decision,

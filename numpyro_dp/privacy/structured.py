@@ -121,9 +121,11 @@ class StructuredRows:
     """
 
     def __init__(self, structure: RowStructure, rows: Row, size: int, once: Callable, layout: Layout | None = None):
-        _require_apart(structure.parts, size)
+        # Of our own class and arrays: what was checked is what is used.
+        parts = tuple(Part(p.kind, np.array(p.coordinates), tuple(p.shape), p.precision) for p in structure.parts)
+        _require_apart(parts, size)
         self.size, self._num_arrays, self._layout = size, len(rows), layout
-        self.structure = structure
+        self.structure = RowStructure(parts, structure.width, structure.coefficients, structure.rest)
         num_rows, width = rows[0].shape[0] // (layout.num_shards if layout else 1), self._numbers_per_row()
         self._data: Table | Row = rows
         if num_rows * width <= _WHOLE:

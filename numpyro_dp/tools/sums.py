@@ -19,11 +19,12 @@ from numpyro_dp.model.outside import iterator_problems, read_outside
 from numpyro_dp.model.tracing import array_constants, print_problems
 from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.privacy.clipping import require_correct_sums
+from numpyro_dp.privacy.draws import draw_from
 from numpyro_dp.privacy.isolation import describe_hazard, hazards
 from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError, Request, Wanted, plan_for_budget
 from numpyro_dp.privacy.mechanisms import NEIGHBORING_RELATIONS, Gaussian, size_is_public
 from numpyro_dp.privacy.noise import NoiseSource
-from numpyro_dp.privacy.release import RowSum, Vault, draw_from
+from numpyro_dp.privacy.release import RowSum, Vault
 
 SMALLEST_BOUND = 1e-30
 

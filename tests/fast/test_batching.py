@@ -10,7 +10,7 @@ from helpers.jaxprs import shapes_in
 from jax import lax
 from jax.scipy.special import logsumexp, xlogy
 
-import numpyro_dp.privacy.release
+import numpyro_dp.privacy.draws
 from numpyro_dp import DPHMC, DPSGLD, DPBarker, DPPenalty
 from numpyro_dp.privacy.vmap import cond_of_chains, vmap_chains, vmap_last
 
@@ -119,7 +119,7 @@ def test_vectorized_chains_share_one_table(name):
 
 @pytest.mark.parametrize("name", ["hmc", "hmc_reuse", "penalty"])
 def test_a_table_for_each_chain_would_be_noticed(name, monkeypatch):
-    monkeypatch.setattr(numpyro_dp.privacy.release, "cond_of_chains", lax.cond)
+    monkeypatch.setattr(numpyro_dp.privacy.draws, "cond_of_chains", lax.cond)
     with pytest.raises(AssertionError):
         test_vectorized_chains_share_one_table(name)
 

@@ -5,7 +5,8 @@ import contextlib
 import jax
 import jax.numpy as jnp
 
-from numpyro_dp.privacy import release
+from numpyro_dp.privacy import draws
+from numpyro_dp.privacy.mechanisms import Gaussian
 from numpyro_dp.privacy.noise import GridNoise
 
 
@@ -21,11 +22,11 @@ def recorded_noise(kernel):
         source.draw = draw
 
 
-def given_draw(*shape, slots=1, hi=0, lo=0, noise_multiplier=1.0, batch=None, noisy=True, law=release._SUM):
+def given_draw(*shape, slots=1, hi=0, lo=0, noise_multiplier=1.0, batch=None, noisy=True, mechanism=None):
     """Leave for releases of `shape`, with given noise in steps of the grid: ``hi * 2**24 + lo``."""
     noise = GridNoise(*(jnp.broadcast_to(jnp.asarray(x, jnp.int32), (slots, *shape)) for x in (hi, lo)))
-    return release.Draw(
-        release._Slots(
+    return draws.Draw(
+        draws.Slots(
             noise if noisy else None,
             None if batch is None else jax.tree.map(lambda x: jnp.asarray(x)[None], batch),
             jnp.full(slots, noise_multiplier, jnp.result_type(float)),
@@ -33,5 +34,5 @@ def given_draw(*shape, slots=1, hi=0, lo=0, noise_multiplier=1.0, batch=None, no
             jnp.zeros((slots, 2), jnp.uint32),
             jnp.zeros(slots, bool),
         ),
-        law,
+        mechanism or Gaussian(noise_multiplier),
     )

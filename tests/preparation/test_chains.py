@@ -20,9 +20,10 @@ from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.preparation.chains import CHAINS, LEAST_WARMUP, THINNING, Prepared
 from numpyro_dp.preparation.derivatives import Bounds, Frame
 from numpyro_dp.preparation.surrogate import Surrogate
+from numpyro_dp.privacy.draws import Grant
 from numpyro_dp.privacy.mechanisms import Gaussian
 from numpyro_dp.privacy.noise import NoiseSource
-from numpyro_dp.privacy.release import Grant, Vault
+from numpyro_dp.privacy.release import Vault
 from tests.helpers.drawn import given_draw
 
 pytestmark = pytest.mark.optimized

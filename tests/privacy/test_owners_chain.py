@@ -16,8 +16,9 @@ from helpers.addresses import reserved_address
 
 from numpyro_dp import DPHMC, MCMC, DPPenalty
 from numpyro_dp.owners import LocalExchange
+from numpyro_dp.privacy.draws import Slots
 from numpyro_dp.privacy.noise import NoiseSource, NoisySteps
-from numpyro_dp.privacy.release import _add_up_with_others, _Slots
+from numpyro_dp.privacy.release import _add_up_with_others
 
 pytestmark = pytest.mark.nightly  # DPPenalty with owners of rows in one process is an everyday matter of test_kernels
 
@@ -118,7 +119,7 @@ def test_chains_that_come_apart_end_with_an_error():
     def run(index):
         group[index].check(b"all", b"same")
         decided = jnp.array(bool(index))
-        slot = _Slots(None, None, jnp.ones(()), jnp.array(True), jnp.zeros(2, jnp.uint32), decided)
+        slot = Slots(None, None, jnp.ones(()), jnp.array(True), jnp.zeros(2, jnp.uint32), decided)
         try:
             jax.block_until_ready(_add_up_with_others(group[index], slot, NoisySteps(jnp.int32(1), jnp.int32(2))))
         except Exception as error:

@@ -20,8 +20,8 @@ from numpyro_dp import (
 from numpyro_dp.owners import LocalExchange
 from numpyro_dp.privacy.batches import Batch, as_batches
 from numpyro_dp.privacy.ledger import Wanted, plan_for_budget
-from numpyro_dp.privacy.mechanisms import Gaussian
-from numpyro_dp.privacy.release import _BIT, RowSum, Vault
+from numpyro_dp.privacy.mechanisms import Gaussian, LogisticBit
+from numpyro_dp.privacy.release import RowSum, Vault
 from tests.helpers.drawn import given_draw
 
 Y = (np.arange(200) % 2).astype(np.float32)
@@ -58,7 +58,7 @@ def test_a_release_on_all_rows_is_never_accounted_for_as_one_on_a_batch(release)
         if release == "statistics":
             vault.keep(query)
         else:
-            vault.ask_bit(given_draw(law=_BIT, batch=Batch(np.arange(10), np.array(10))), query, 0.0)
+            vault.ask_bit(given_draw(mechanism=LogisticBit(1.0), batch=Batch(np.arange(10), np.array(10))), query, 0.0)
 
 
 @pytest.mark.parametrize("batches", [None, FixedBatches(10)])

@@ -17,27 +17,19 @@ from numpyro_dp import DPHMC, DPPenalty, FixedBatches, PoissonBatches
 from numpyro_dp.chain.algorithm import Transition
 from numpyro_dp.preparation.fund import Fund, Wish
 from numpyro_dp.privacy.clipping import GRID
+from numpyro_dp.privacy.draws import Draw, Grant
 from numpyro_dp.privacy.isolation import RowsMeetError
 from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError, Releases, Request, Wanted, plan_for_budget
 from numpyro_dp.privacy.mechanisms import BarkerBatch, Gaussian, LogisticBit, PoissonGaussian
 from numpyro_dp.privacy.noise import NoiseSource
-from numpyro_dp.privacy.release import (
-    _BATCH_BIT,
-    _BIT,
-    Draw,
-    GradientSum,
-    Grant,
-    Grid,
-    PenalizedSum,
-    RowSum,
-    Vault,
-)
+from numpyro_dp.privacy.release import GradientSum, Grid, PenalizedSum, RowSum, Vault
 from numpyro_dp.privacy.structured import Part, RowStructure
 
 N = 64
 ROWS = (1.2345 * jnp.linspace(-1, 1, N),)
 SUM = RowSum(lambda row: row[0][0], 2.0)
 NOISE = 12345
+BATCH_BIT = BarkerBatch(1.0, 8, N, 2.0)
 
 
 def vault(**options):
@@ -179,15 +171,26 @@ def test_noise_has_the_shape_of_the_sum():
         vault().find_bounds(given_draw(1, slots=3), lambda row: row[0], grid, jnp.ones(()), jnp.ones(()))
 
 
-@pytest.mark.parametrize("law", [_BIT, _BATCH_BIT])
-def test_a_bit_is_no_sum(law):
+@pytest.mark.parametrize(("mechanism", "law"), [(LogisticBit(1.0), "a bit"), (BATCH_BIT, "a bit of a batch")])
+def test_a_bit_is_no_sum(mechanism, law):
     """Noise for a bit has another law, and costs less than a sum would."""
-    with pytest.raises(TypeError, match=f"accounted for as one of {law}"):
-        vault().ask(noise(law=law), SUM)
-    with pytest.raises(TypeError, match="accounted for as one of a sum"):
+    with pytest.raises(TypeError, match=f"accounted for as one of {law}, and a sum"):
+        vault().ask(noise(mechanism=mechanism), SUM)
+    with pytest.raises(TypeError, match="accounted for as one of a sum, and a bit"):
         vault().ask_bit(noise(), SUM, jnp.zeros(()))
-    with pytest.raises(TypeError, match="accounted for as one of a sum"):
-        vault().ask_batch_bit(noise(), SUM.per_row, 1.0, 1.0, 1.0, 2.0, jnp.zeros(()))
+    with pytest.raises(TypeError, match="accounted for as one of a sum, and a bit of a batch"):
+        vault().ask_batch_bit(noise(), SUM.per_row, 1.0, 1.0, jnp.zeros(()))
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_weights_by_which_the_sensitivity_is_computed_are_numbers_for_which_it_is(value):
+    on_batches = vault(batches=FixedBatches(8))
+    batch = np.arange(8), np.array(8)
+    for weight, factor in ((value, 0.5), (1.0, value)):
+        with pytest.raises(ValueError, match="weight must be positive"):
+            on_batches.ask_batch_bit(noise(batch=batch, mechanism=BATCH_BIT), SUM.per_row, weight, factor, 0.0)
+        with pytest.raises(ValueError, match="weight must be positive"):
+            on_batches.ask(noise(batch=batch), PenalizedSum(SUM.per_row, 1.0, weight, factor))
 
 
 def test_what_is_accounted_for_on_a_batch_is_asked_for_on_a_batch():
@@ -209,7 +212,7 @@ def test_nothing_leaves_without_a_clip_bound_or_without_noise():
     for ask in (
         lambda: vault().ask(noise(), unclipped),
         lambda: vault().keep(unclipped),
-        lambda: vault().ask_bit(noise(law=_BIT), unclipped, jnp.zeros(())),
+        lambda: vault().ask_bit(noise(mechanism=LogisticBit(1.0)), unclipped, jnp.zeros(())),
         lambda: vault().ask(noise(noisy=False), SUM),
         lambda: vault().exact(SUM),
     ):
