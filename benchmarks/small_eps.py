@@ -39,7 +39,7 @@ from numpyro.infer.util import compute_log_probs, constrain_fn, unconstrain_fn
 
 import numpyro_dp
 from numpyro_dp import DPHMC, MCMC, DPPenalty
-from numpyro_dp.kernels.base import KernelOptions, MetropolisOptions
+from numpyro_dp.kernels.options import KernelOptions, MetropolisOptions
 from numpyro_dp.privacy.accounting import gaussian_rho
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for those who run this as a script

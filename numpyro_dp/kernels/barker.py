@@ -44,7 +44,7 @@ from numpyro_dp.kernels.barker_correction import (
     exponential_correction,
     logistic_correction,
 )
-from numpyro_dp.kernels.base import MetropolisOptions, only
+from numpyro_dp.kernels.options import MetropolisOptions, only
 from numpyro_dp.kernels.prepared import PreparedKernel, prepare_own_chain, without_preparation
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.privacy.batches import AllRows, Batches, FixedBatches
@@ -83,7 +83,7 @@ class DPBarker(RandomWalk, PreparedKernel):
     :param batch_size: how many rows to draw in each iteration, without replacement. ``"replace_one"`` only.
     :param noise_multiplier_ratio: instead of `eps`: scale of the test's noise (1 for the logistic, ``sqrt(variance)``)
         over the sensitivity of the tempered log ratio; on batches ``1 / kappa``.
-    :param options: `numpyro_dp.kernels.base.KernelOptions` and `MetropolisOptions`; `target_accept_prob` is 0.35.
+    :param options: `numpyro_dp.kernels.options.KernelOptions` and `MetropolisOptions`; `target_accept_prob` is 0.35.
 
     `DPState.accept_prob` is the bit itself, since nothing else is released; `DPState.noise_scale` is the test's noise
     in the log ratio, and `DPState.carry` holds the walk's directions.

@@ -29,7 +29,8 @@ from numpyro_dp.chain.acceptance import accept_with_penalty
 from numpyro_dp.chain.algorithm import Step, Transition
 from numpyro_dp.chain.random_walk import RandomWalk
 from numpyro_dp.chain.target import PrivateTarget
-from numpyro_dp.kernels.base import DPKernel, MetropolisOptions, only
+from numpyro_dp.kernels.base import DPKernel
+from numpyro_dp.kernels.options import MetropolisOptions, only
 from numpyro_dp.model.families import BoundFamily, ExponentialFamily, family_of
 from numpyro_dp.model.separable import SeparableModel
 from numpyro_dp.privacy.batches import Batches
@@ -51,7 +52,7 @@ class DPExponentialFamily(RandomWalk, DPKernel):
     :param family: for other likelihoods, their statistics as an `ExponentialFamily`, which is compared with the model.
     :param one_component, guided, step_size: as for `DPPenalty`.
     :param noise_multiplier_statistics: instead of `eps`, noise standard deviation over sensitivity.
-    :param options: `numpyro_dp.kernels.base.KernelOptions` and `MetropolisOptions`.
+    :param options: `numpyro_dp.kernels.options.KernelOptions` and `MetropolisOptions`.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ from jax import random
 
 from numpyro_dp.chain.acceptance import penalty_test
 from numpyro_dp.chain.algorithm import Step, Transition
-from numpyro_dp.kernels.base import MetropolisOptions, only
+from numpyro_dp.kernels.options import MetropolisOptions, only
 from numpyro_dp.kernels.prepared import PreparedKernel, resolve_preparation, without_preparation
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.privacy.draws import Draw
@@ -86,7 +86,7 @@ class DPHMC(PreparedKernel):
     :param jitter: each iteration's step size is multiplied by a factor from a randomised Halton sequence on
         ``[1 - jitter, 1 + jitter]``, which breaks up periodic orbits.
     :param noise_multiplier_ratio, noise_multiplier_grad: instead of `eps`, noise standard deviation over sensitivity.
-    :param options: `numpyro_dp.kernels.base.KernelOptions` and `MetropolisOptions`; `target_accept_prob` is 0.4.
+    :param options: `numpyro_dp.kernels.options.KernelOptions` and `MetropolisOptions`; `target_accept_prob` is 0.4.
 
     `DPState.carry` is an `HMCCarry`.
     """

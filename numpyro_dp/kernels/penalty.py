@@ -35,7 +35,7 @@ from typing import Unpack
 from numpyro_dp.chain.acceptance import penalty_test
 from numpyro_dp.chain.algorithm import Step, Transition
 from numpyro_dp.chain.random_walk import RandomWalk
-from numpyro_dp.kernels.base import MetropolisOptions, only
+from numpyro_dp.kernels.options import MetropolisOptions, only
 from numpyro_dp.kernels.prepared import PreparedKernel, resolve_preparation, without_preparation
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.privacy.batches import Batches, FixedBatches
@@ -68,7 +68,7 @@ class DPPenalty(RandomWalk, PreparedKernel):
     :param noise_multiplier_ratio: instead of `eps`, noise standard deviation over sensitivity.
     :param batch_size: instead of all rows, batches: their expected size (Poisson sampling), or
         `numpyro_dp.PoissonBatches` or `numpyro_dp.FixedBatches`. Time and memory per iteration follow the batch.
-    :param options: `numpyro_dp.kernels.base.KernelOptions` and `MetropolisOptions`.
+    :param options: `numpyro_dp.kernels.options.KernelOptions` and `MetropolisOptions`.
 
     `DPState.carry` holds the walk's directions, +-1 for each component.
     """

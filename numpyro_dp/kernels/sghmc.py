@@ -20,7 +20,7 @@ from typing import Any, Unpack
 import jax
 from jax import random
 
-from numpyro_dp.kernels.base import KernelOptions
+from numpyro_dp.kernels.options import KernelOptions
 from numpyro_dp.kernels.stochastic_gradient import StochasticGradientKernel, added_noise
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.privacy.batches import Batches

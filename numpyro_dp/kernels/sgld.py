@@ -13,7 +13,7 @@ from typing import Unpack
 import jax
 from jax import random
 
-from numpyro_dp.kernels.base import KernelOptions
+from numpyro_dp.kernels.options import KernelOptions
 from numpyro_dp.kernels.stochastic_gradient import StochasticGradientKernel, added_noise
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.privacy.batches import Batches
@@ -45,7 +45,7 @@ class DPSGLD(StochasticGradientKernel):
     :param noise_multiplier_grad: instead of `eps`: noise standard deviation over sensitivity, in the first iteration;
         or
         ``"matched"``: all the noise that the step size needs is privacy noise, and eps follows.
-    :param options: `numpyro_dp.kernels.base.KernelOptions`. `inverse_mass_matrix` (a number, a vector, a dict by site)
+    :param options: `numpyro_dp.kernels.options.KernelOptions`. `inverse_mass_matrix` (a number, a vector, or by site)
         is the preconditioner.
     """
 

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dp.chain.algorithm import Step, Transition
-from numpyro_dp.kernels.base import KernelOptions, only
+from numpyro_dp.kernels.options import KernelOptions, only
 from numpyro_dp.kernels.prepared import PreparedKernel, prepare_own_chain, without_preparation
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.privacy.batches import AllRows, Batches
