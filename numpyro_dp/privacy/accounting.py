@@ -15,6 +15,8 @@ looser accountants of the literature are there for comparison (`compare`).
 
 Every conversion here rounds to the safe side: an ``eps`` or a ``delta`` up, a ``rho`` that may be spent down. Plain
 floats in, plain floats out; nothing here depends on JAX.
+
+Proofs: docs/proofs/gaussian.md, docs/proofs/composition.md.
 """
 
 import functools

@@ -14,6 +14,8 @@ a number, or                  every row independently with the same probability 
 Batches are drawn on the host in O(batch) time and memory, Poisson batches exactly so
 (`numpyro_dp.privacy.exact_sampling`). They are secret, as noise is: amplification by subsampling holds only against who
 does not know which rows were drawn. No batch is ever divided by its realised size.
+
+Proof: docs/proofs/batches.md.
 """
 
 import dataclasses

@@ -28,6 +28,8 @@ makes them, a twentieth of the plan at a time. So a run that was pickled can go 
 as one likes and after any crash, and its releases are made once: what was claimed is gone. Each kernel that takes up a
 run is a *claimant* with a random name of its own. It may give back what it has claimed and not made, and nobody else
 may. Lines of version 0.1.0 name no claimant: what they claim counts, and what they give back does not.
+
+Proof: docs/proofs/budget.md.
 """
 
 import contextlib

@@ -25,6 +25,8 @@ vector has a norm that overflows       0
 vector is 0                            0
 bound is 0 (no jump)                   0
 =====================================  ====================================
+
+Proof: docs/proofs/clipping.md.
 """
 
 import functools

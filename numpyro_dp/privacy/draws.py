@@ -3,6 +3,8 @@
 A draw holds its noise where no name without an underscore leads. It is no JAX type, so that it cannot be kept, sent or
 looped over, and it is refused the second time, and wherever a program could come by twice: in a loop, a map or a
 derivative that it was not made in. `Draw.scan`, `Draw.split` and `Draw.when` hand it on.
+
+Proof: docs/proofs/draws.md.
 """
 
 from collections.abc import Callable, Mapping

@@ -10,6 +10,8 @@ bits are drawn, and decimal arithmetic of as many digits as it needs decides. Th
 "Sampling exactly from the normal distribution", algorithm N.
 
 *What is assumed of floating point*: NumPy's ``log``, ``log1p`` and ``exp`` are right to 2**-46, relative, in float64.
+
+Proof: docs/proofs/noise.md.
 """
 
 import decimal

@@ -5,6 +5,8 @@ difference of their sums. So the noise is derived from a fingerprint of the mode
 
 A computation is known by its jaxpr (JAX's record of it) at given shapes. The jaxpr is read equation by equation: its
 text shows no arrays that a function closes over, and of large ones in parameters the first and last entries only.
+
+Proof: docs/proofs/budget.md.
 """
 
 import functools

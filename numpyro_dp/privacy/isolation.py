@@ -10,6 +10,8 @@ So a function of a row is traced once. In its jaxpr, the very one that is mapped
 may meet only operations of a list: those that are known to give each row what they would give it alone, in a time that
 hardly depends on it. Whatever is not on the list is refused by name, foreign calls and the operations of future
 versions of JAX among it.
+
+Proof: docs/proofs/isolation.md.
 """
 
 import functools

@@ -5,6 +5,8 @@ never changes; the guarantee that a report states is that of the plan. The ledge
 noise and the batches themselves, release by release, so the budget cannot be overrun whatever drives the kernel:
 another chain, a second `run`, a state that is used twice, a hand-written loop. Without a grant there is no noise, and
 without noise a step releases nothing.
+
+Proof: docs/proofs/gaussian.md.
 """
 
 import collections

@@ -15,6 +15,8 @@ Each mechanism states its *privacy profile*: the smallest ``delta`` at each ``ep
 and everything else that an adversary may choose (the parameters at which the data are asked, the other rows). A pair of
 distributions with that profile *dominates* the mechanism, and pairs compose: the privacy loss distribution of a
 composition, however adaptive, is the convolution of those of its parts (Zhu, Dong and Wang 2022, Theorems 10 and 11).
+
+Proofs: docs/proofs/gaussian.md, docs/proofs/bits.md, docs/proofs/batches.md.
 """
 
 import dataclasses

@@ -12,6 +12,8 @@ What is made of them afterwards (`in_real_units`) is a function of that integer 
 No key exists from which the noise could be drawn again. The exception is `NoiseSource` with a seed, for runs that must
 be reproducible; its guarantee holds only while nobody learns that seed, and if it is used for one run on one table.
 Batches are drawn from the same source.
+
+Proof: docs/proofs/noise.md.
 """
 
 import hashlib

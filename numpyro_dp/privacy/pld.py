@@ -3,6 +3,8 @@
 Everything is rounded to the safe side. A profile's dots are joined by chords, which lie above it ("Connect the Dots",
 Doroshenko et al. 2022); the convolution is made by Fourier transforms of tilted distributions, and its rounding errors
 are added to the result.
+
+Proof: docs/proofs/composition.md.
 """
 
 import math

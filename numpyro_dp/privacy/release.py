@@ -12,6 +12,8 @@ What lies outside of this folder may be wrong in any way without eps being wrong
 - a release that was not charged gives 0.
 
 Python lets whoever wants to read private attributes. Against that nothing in one process is safe.
+
+Proof: docs/proofs/draws.md.
 """
 
 import copy

@@ -8,6 +8,8 @@ A table is sharded by JAX's own means, rows over the devices of a mesh::
 Sums over rows are integers (see `numpyro_dp.privacy.clipping`), so their total is the same on any number of devices, in
 any order. Noise is drawn once, on the host, and added to the total. Where devices belong to several processes, all of
 which run the same program (`jax.distributed`), that is the host of the first one.
+
+Proof: docs/proofs/clipping.md.
 """
 
 from collections.abc import Callable, Iterable

@@ -16,6 +16,8 @@ rounded, what room is left for it, and the guarantee, which is the same.
 
 One more kind of row contributes 0: one with numbers x that are not finite or whose norm overflows. A block is of 256
 rows, for which 0.8% of the bound is kept free.
+
+Proof: docs/proofs/structured.md.
 """
 
 import dataclasses

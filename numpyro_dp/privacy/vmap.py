@@ -7,6 +7,8 @@ a half to a tenth of the time on some versions of XLA.
 
 *Over chains*, `vmap_chains` and `cond_of_chains` keep one table for all. `jax.vmap` turns a `cond` whose condition
 differs between chains into a select, and repeats for each chain what its branches close over.
+
+Proof: docs/proofs/isolation.md.
 """
 
 import functools
