@@ -45,21 +45,21 @@ class Algorithm(ABC):
     """What an algorithm defines: what it releases in an iteration, and how it goes on from there."""
 
     @abstractmethod
-    def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
+    def releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
         """How many releases of each kind so many iterations need; `resumed` chains have done iterations before."""
 
     @abstractmethod
-    def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
+    def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         """Shape of one iteration's noise for each kind of release."""
 
     @abstractmethod
-    def _request(self, carry: Any) -> dict[str, jax.Array | int]:
+    def request(self, carry: Any) -> dict[str, jax.Array | int]:
         """How many releases of each kind the next iteration makes."""
 
     @abstractmethod
-    def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
+    def init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
         """What the algorithm carries along, at the start. Not from data."""
 
     @abstractmethod
-    def _transition(self, step: Step) -> Transition:
+    def transition(self, step: Step) -> Transition:
         """One iteration."""

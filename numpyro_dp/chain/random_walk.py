@@ -22,13 +22,13 @@ class RandomWalk(Algorithm):
             raise ValueError("the guided walk has a direction for each component: it needs a diagonal mass matrix")
         self._one_component, self._guided = one_component, guided
 
-    def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
+    def releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
         return {self._released: num_iterations * num_chains}
 
-    def _request(self, carry: jax.Array) -> dict[str, jax.Array | int]:
+    def request(self, carry: jax.Array) -> dict[str, jax.Array | int]:
         return {self._released: 1}
 
-    def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> jax.Array:
+    def init_carry(self, rng_key: jax.Array, z: jax.Array) -> jax.Array:
         return random.rademacher(rng_key, z.shape, z.dtype)
 
     def _jump(self, step: Step) -> tuple[jax.Array, jax.Array, jax.Array]:

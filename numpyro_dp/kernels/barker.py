@@ -157,7 +157,7 @@ class DPBarker(RandomWalk, PreparedKernel):
             return (LogisticBit(noise_multiplier),)
         return super()._mechanisms(kind, noise_multiplier, num_rows, num_iterations)
 
-    def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
+    def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"ratio": (1,)}
 
     def _row_bound(self, noise_multiplier: jax.Array, power: float, num_rows: int) -> jax.Array:
@@ -198,7 +198,7 @@ class DPBarker(RandomWalk, PreparedKernel):
 
     # -- The algorithm -----------------------------------------------------------------------------------------------
 
-    def _transition(self, step: Step) -> Transition:
+    def transition(self, step: Step) -> Transition:
         jump, moves, accept_key = self._jump(step)
         target, z, draw = step.target, step.z, step.grant["ratio"]
         bound = self._row_bound(draw.noise_multiplier, target.power, target.num_rows) if draw.is_private else math.inf

@@ -216,7 +216,7 @@ class DPKernel(MCMCKernel, Algorithm):
         self._num_warmup = num_warmup
         batch = 1 if is_prng_key(rng_key) else rng_key.shape[0]
         separated = self._admit(model_args, model_kwargs)
-        self._ledger.require(self._algorithm._releases(1, batch, resumed=True), 1, None, f"{batch} more iteration(s)")
+        self._ledger.require(self._algorithm.releases(1, batch, resumed=True), 1, None, f"{batch} more iteration(s)")
         if is_prng_key(rng_key):
             keys = random.split(rng_key, 4)
         else:
@@ -242,7 +242,7 @@ class DPKernel(MCMCKernel, Algorithm):
             raise RuntimeError("this kernel was not initialised: call `init` first, or use it in an MCMC")
         self._require_same_table(separated)
         target = self._target(separated, model_args, model_kwargs)
-        if {"ratio", "grad"} & self._algorithm._noise_shapes(separated.num_params).keys():
+        if {"ratio", "grad"} & self._algorithm.noise_shapes(separated.num_params).keys():
             target.find_structure()
         step = partial(self._step, separated, target, _traced((model_args, model_kwargs)))
         return vmap_chains(step)(state) if jnp.ndim(state.i) else step(state)
@@ -280,7 +280,7 @@ class DPKernel(MCMCKernel, Algorithm):
         """
         self._commit(self._separate(model_args, model_kwargs), model_args, model_kwargs, planned, num_chains)
         self._ledger.require(
-            self._algorithm._releases(num_iterations, num_chains, start > 0),
+            self._algorithm.releases(num_iterations, num_chains, start > 0),
             num_iterations,
             start,
             f"{num_chains} chain(s) of {num_iterations} iterations",
@@ -614,7 +614,7 @@ class DPKernel(MCMCKernel, Algorithm):
             stages = len(mechanisms(1.0))
             return Wanted(mechanisms, (count // stages,) * stages, self._shares[kind])
 
-        counts = self._releases(num_iterations, num_chains)
+        counts = self.releases(num_iterations, num_chains)
         return {kind: wanted(kind, count) for kind, count in counts.items()}
 
     def _check_plan(self, plan: Plan, num_rows: int) -> None:
@@ -739,7 +739,7 @@ class DPKernel(MCMCKernel, Algorithm):
 
         def move(grant: Grant) -> Transition:
             start = Step(target, grant, move_key, state.i, z, state.adapt_state, state.carry)
-            return self._algorithm._transition(start)
+            return self._algorithm.transition(start)
 
         def stay() -> Transition:
             return Transition(
@@ -776,7 +776,7 @@ class DPKernel(MCMCKernel, Algorithm):
 
     def _ask(self, nonce_key: jax.Array, state: DPState, traced: list, num_rows: int, num_params: int) -> Grant:
         """Leave for the next iteration, from the ledger."""
-        shapes, request = self._algorithm._noise_shapes(num_params), self._algorithm._request(state.carry)
+        shapes, request = self._algorithm.noise_shapes(num_params), self._algorithm.request(state.carry)
         if not shapes:
             return Grant(jnp.array(True), {})
         return ask_ledger(
@@ -838,7 +838,7 @@ class DPKernel(MCMCKernel, Algorithm):
             exhausted=jnp.array(False),
             diverging=jnp.array(False),
             adapt_state=adapt_state,
-            carry=self._algorithm._init_carry(carry_key, z),
+            carry=self._algorithm.init_carry(carry_key, z),
             rng_key=rng_key,
             # Of a released start the last bits depend on how rows are added up, and nothing else about it is free.
             origin=_origin(jnp.zeros_like(z) if released else z, self._num_warmup),

@@ -133,7 +133,7 @@ class DPExponentialFamily(RandomWalk, DPKernel):
 
     _released = "statistics"
 
-    def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
+    def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"statistics": (1, self._known_family.size + self._counts_rows)}
 
     def _describe_clip(self, kind: str) -> str:
@@ -144,7 +144,7 @@ class DPExponentialFamily(RandomWalk, DPKernel):
     def _describe_exactness(self) -> str:
         return "the posterior is exact for the table with its values moved into the bounds"
 
-    def _transition(self, step: Step) -> Transition:
+    def transition(self, step: Step) -> Transition:
         jump, moves, accept_key = self._jump(step)
         target, z, z_new, family = step.target, step.z, step.z + jump, self._known_family
         statistics, sd = target.statistics(step.grant["statistics"])

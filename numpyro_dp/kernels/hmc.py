@@ -147,7 +147,7 @@ class DPHMC(PreparedKernel):
         self._num_steps = _num_leapfrog_steps(num_steps, trajectory_length, step_size)
         self._leapfrog, self._jitter = leapfrog, jitter
 
-    def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
+    def releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
         per_chain = {
             "position": num_iterations * self._num_steps,
             "fresh": num_iterations * (self._num_steps + 1),
@@ -155,11 +155,11 @@ class DPHMC(PreparedKernel):
         }[self._leapfrog]
         return {"ratio": num_iterations * num_chains, "grad": per_chain * num_chains}
 
-    def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
+    def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         ends = 0 if self._leapfrog == "position" else 1
         return {"ratio": (1,), "grad": (self._num_steps + ends, num_params)}
 
-    def _request(self, carry: HMCCarry) -> dict[str, jax.Array | int]:
+    def request(self, carry: HMCCarry) -> dict[str, jax.Array | int]:
         first: dict[str, Any] = {
             "position": 0,
             "fresh": 1,
@@ -167,10 +167,10 @@ class DPHMC(PreparedKernel):
         }
         return {"ratio": 1, "grad": self._num_steps + first[self._leapfrog]}
 
-    def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> HMCCarry:
+    def init_carry(self, rng_key: jax.Array, z: jax.Array) -> HMCCarry:
         return HMCCarry(random.bits(rng_key, dtype=jnp.uint32), jnp.zeros_like(z), jnp.array(False))
 
-    def _transition(self, step: Step) -> Transition:
+    def transition(self, step: Step) -> Transition:
         target, grant, rng_key, i, z, adapt, carry = step
         momentum_key, accept_key = random.split(rng_key)
         step_size = adapt.step_size * self._step_factor(i, carry.jitter_shift)

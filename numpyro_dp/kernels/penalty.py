@@ -115,10 +115,10 @@ class DPPenalty(RandomWalk, PreparedKernel):
             raise ValueError("batches of a fixed size need a finite clip_ratio, also without privacy")
         self._set_walk(one_component, guided)
 
-    def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
+    def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"ratio": (1,)}
 
-    def _transition(self, step: Step) -> Transition:
+    def transition(self, step: Step) -> Transition:
         jump, moves, accept_key = self._jump(step)
         z, z_new = step.z, step.z + jump
         decision = penalty_test(

@@ -566,13 +566,13 @@ class _NotYet(Algorithm):
     def __init__(self, own: Algorithm | None):
         self._own = own
 
-    def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
-        return self._own._releases(num_iterations, num_chains, resumed) if self._own else {}
+    def releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
+        return self._own.releases(num_iterations, num_chains, resumed) if self._own else {}
 
-    def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
+    def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         raise RuntimeError("the kernel is not prepared: call `init` first, or use it in an MCMC")
 
-    _request = _init_carry = _transition = _noise_shapes  # type: ignore[assignment]
+    request = init_carry = transition = noise_shapes  # type: ignore[assignment]
 
 
 def _gaussian(noise_multiplier: float) -> tuple[Mechanism, ...]:

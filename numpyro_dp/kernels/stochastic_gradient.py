@@ -273,13 +273,13 @@ class StochasticGradientKernel(PreparedKernel):
 
     # -- The interface of DPKernel -----------------------------------------------------------------------------------
 
-    def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
+    def releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
         return {"grad": num_iterations * num_chains * self._num_steps}
 
-    def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
+    def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"grad": (self._num_steps, num_params)}
 
-    def _request(self, carry: Any) -> dict[str, jax.Array | int]:
+    def request(self, carry: Any) -> dict[str, jax.Array | int]:
         return {"grad": self._num_steps}
 
     def _describe_exactness(self) -> str:
@@ -288,10 +288,10 @@ class StochasticGradientKernel(PreparedKernel):
             f"and gradients beyond clip_grad = {self._clips['grad']:g} move it to where clipped gradients balance"
         )
 
-    def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> Carry:
+    def init_carry(self, rng_key: jax.Array, z: jax.Array) -> Carry:
         return Carry(jnp.zeros((), z.dtype), self._init_dynamics(rng_key, z))
 
-    def _transition(self, step: Step) -> Transition:
+    def transition(self, step: Step) -> Transition:
         target, grant, rng_key, i, z, adapt, carry = step
         scales = jnp.sqrt(adapt.inverse_mass_matrix)
         draws = grant["grad"]

@@ -94,13 +94,13 @@ class Chain(Algorithm):
         assert surrogate is not None
         return surrogate.noise_aware(u) if self._noise_aware else surrogate.plug_in(u)
 
-    def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
-        return dict.fromkeys(self._noise_shapes(0), num_iterations * num_chains)
+    def releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
+        return dict.fromkeys(self.noise_shapes(0), num_iterations * num_chains)
 
-    def _request(self, carry: Any) -> dict[str, jax.Array | int]:
-        return dict.fromkeys(self._noise_shapes(0), 1)
+    def request(self, carry: Any) -> dict[str, jax.Array | int]:
+        return dict.fromkeys(self.noise_shapes(0), 1)
 
-    def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
+    def init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
         return jnp.zeros((), z.dtype)
 
 
@@ -116,7 +116,7 @@ class SurrogateChain(Chain):
     An iteration is several of NUTS's own, and where the chain's warmup is short, NUTS warms up before it.
     """
 
-    def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
+    def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {}
 
     def _start(self, rng_key: jax.Array, z: jax.Array) -> tuple[Any, Callable]:
@@ -145,7 +145,7 @@ class SurrogateChain(Chain):
     def _nuts_warmup(self) -> int:
         return max(THINNING * self.num_warmup, LEAST_WARMUP)
 
-    def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
+    def init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
         start_key, run_key = random.split(rng_key)
         state, _ = self._start(start_key, z)
         missing = self._nuts_warmup - THINNING * self.num_warmup
@@ -163,7 +163,7 @@ class SurrogateChain(Chain):
 
         return lax.fori_loop(0, iterations, move, state)
 
-    def _transition(self, step: Step) -> Transition:
+    def transition(self, step: Step) -> Transition:
         z = step.z
         state = self._run(step.rng_key, step.carry, THINNING)
         return Transition(
@@ -184,10 +184,10 @@ def _without_keys(state: Any) -> Any:
 class WalkChain(Chain):
     """A random walk in whitened coordinates with the penalty test on the noisy log ratio."""
 
-    def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
+    def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"ratio": (1,)}
 
-    def _transition(self, step: Step) -> Transition:
+    def transition(self, step: Step) -> Transition:
         jump_key, accept_key = random.split(step.rng_key)
         target, z, prepared = step.target, step.z, self.prepared
         root = jnp.asarray(np.linalg.cholesky(prepared.covariance), z.dtype)
@@ -221,20 +221,20 @@ class OwnChain(Algorithm):
         away = z - jnp.asarray(self.prepared.start, z.dtype)
         return solve_triangular(jnp.asarray(self._root, z.dtype), away, lower=True)
 
-    def _releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
-        return self._algorithm._releases(num_iterations, num_chains, resumed)
+    def releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
+        return self._algorithm.releases(num_iterations, num_chains, resumed)
 
-    def _noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
-        return self._algorithm._noise_shapes(num_params)
+    def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
+        return self._algorithm.noise_shapes(num_params)
 
-    def _request(self, carry: Any) -> dict[str, jax.Array | int]:
-        return self._algorithm._request(carry)
+    def request(self, carry: Any) -> dict[str, jax.Array | int]:
+        return self._algorithm.request(carry)
 
-    def _init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
-        return self._algorithm._init_carry(rng_key, self._whitened(z))
+    def init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
+        return self._algorithm.init_carry(rng_key, self._whitened(z))
 
-    def _transition(self, step: Step) -> Transition:
-        moved = self._algorithm._transition(step._replace(z=self._whitened(step.z)))
+    def transition(self, step: Step) -> Transition:
+        moved = self._algorithm.transition(step._replace(z=self._whitened(step.z)))
         # Where a proposal is rejected, the point stays as it is, to the last bit.
         return moved._replace(z=jnp.where(moved.accepted, self.parameters(moved.z), step.z))
 

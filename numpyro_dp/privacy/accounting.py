@@ -366,12 +366,12 @@ class _ZCDPCurve(NamedTuple):
 
 class _RenyiCurve:
     def __init__(self, releases: _Merged, relation: str, classical: bool) -> None:
-        self._releases, self._relation, self._classical = releases, relation, classical
+        self.releases, self._relation, self._classical = releases, relation, classical
         self._known: dict[float, float] = {}
 
     def _divergence(self, order: float) -> float:
         if order not in self._known:
-            parts = (count * mechanism.rdp(order, self._relation) for mechanism, count in self._releases)
+            parts = (count * mechanism.rdp(order, self._relation) for mechanism, count in self.releases)
             self._known[order] = sum(parts) * (1 + _SAFETY)
         return self._known[order]
 
@@ -392,7 +392,7 @@ class _RenyiCurve:
 
     def _smallest(self, at: Callable[[float], float]) -> float:
         """The minimum over the orders. Any order is valid; the function has one valley, up to rounding."""
-        if not self._releases:
+        if not self.releases:
             return -math.inf
         orders = [1 + 2.0**k for k in range(1 if self._classical else -6, 15)]
         orders = [2.0, *orders] if self._classical else orders

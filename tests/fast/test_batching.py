@@ -143,5 +143,5 @@ def test_a_flag_by_hand_is_charged_for_as_it_is_used(flag):
     """P4: what says that there is a gradient must not count as more than one release that is saved."""
     kernel = DPHMC(regression, eps=1.0, prepare=False, leapfrog="reuse", num_steps=4, num_iterations=5)
     state = kernel.init(jax.random.key(0), 0, None, (np.ones((9, 2), np.float32), np.zeros(9, np.int32)), {})
-    assert kernel._request(state.carry)["grad"] == 5
-    assert kernel._request(state.carry._replace(has_gradient=jnp.array(flag)))["grad"] == 4
+    assert kernel.request(state.carry)["grad"] == 5
+    assert kernel.request(state.carry._replace(has_gradient=jnp.array(flag)))["grad"] == 4

@@ -194,7 +194,7 @@ def run(chain, power=1.0, multiplier=1.0, chains=CHAINS_RUN, steps=STEPS):
 
     def step(noise, key, z):
         grant = Grant(jnp.array(True), {"ratio": given_draw(hi=noise[0], lo=noise[1], noise_multiplier=multiplier)})
-        return chain._transition(Step(target, grant, key, jnp.array(0), z, None, jnp.zeros(())))
+        return chain.transition(Step(target, grant, key, jnp.array(0), z, None, jnp.zeros(())))
 
     z = jnp.asarray(exact_draws(grid, chains), jnp.result_type(float))
     key = jax.random.key(np.random.default_rng().integers(2**32))
@@ -253,9 +253,9 @@ def test_without_the_penalty_the_target_would_be_another(monkeypatch):
 
 def test_a_walk_asks_for_one_release_in_each_iteration_and_nuts_for_none():
     walk, nuts = chain_of("walk"), chain_of("surrogate")
-    assert walk._request(None) == walk._releases(1, 1) == {"ratio": 1}
-    assert walk._releases(10, 3) == {"ratio": 30}
-    assert nuts._request(None) == nuts._releases(10, 3) == {}
+    assert walk.request(None) == walk.releases(1, 1) == {"ratio": 1}
+    assert walk.releases(10, 3) == {"ratio": 30}
+    assert nuts.request(None) == nuts.releases(10, 3) == {}
 
 
 # -- NUTS on a surrogate -----------------------------------------------------------------------------------------------
@@ -303,11 +303,11 @@ def long_chains(chain, num_warmup, num_samples, start, seed=0):
 
         def step(state, k):
             z, carry = state
-            found = chain._transition(Step(None, grant, jax.random.fold_in(key, k), k, z, None, carry))
+            found = chain.transition(Step(None, grant, jax.random.fold_in(key, k), k, z, None, carry))
             return (found.z, found.carry), (found.z, found.diverging)
 
         last, (draws, diverging) = jax.lax.scan(
-            step, (z, chain._init_carry(start_key, z)), jnp.arange(num_warmup + num_samples)
+            step, (z, chain.init_carry(start_key, z)), jnp.arange(num_warmup + num_samples)
         )
         return draws[num_warmup:], last[1], diverging[num_warmup:].any()
 
@@ -378,9 +378,9 @@ def short_nuts():
 
     @jax.jit
     def move(key, carry):
-        return chain._transition(Step(None, grant, key, jnp.array(0), z, None, carry))
+        return chain.transition(Step(None, grant, key, jnp.array(0), z, None, carry))
 
-    return chain, jax.jit(chain._init_carry)(jax.random.key(0), z), move
+    return chain, jax.jit(chain.init_carry)(jax.random.key(0), z), move
 
 
 def test_no_key_is_carried_and_draws_follow_from_the_iterations_key():
@@ -409,4 +409,4 @@ def test_nuts_warms_up_before_the_chain_where_its_warmup_is_short():
     chain = chain_of("surrogate", surrogate=NORMAL, prior=normal_prior)
     for chain.num_warmup, expected in ((0, 300), (10, 300), (75, 300), (500, 2000)):
         assert chain._nuts_warmup == expected
-    assert int(jax.jit(chain._init_carry)(jax.random.key(0), jnp.zeros(2)).i) == 0  # all of it is the chain's
+    assert int(jax.jit(chain.init_carry)(jax.random.key(0), jnp.zeros(2)).i) == 0  # all of it is the chain's

@@ -215,12 +215,12 @@ ROOT = np.array([[2.0, 0.0], [0.5, 0.1]])
 class Shift(Algorithm):
     """Moves by 1 in each coordinate, if it is told to."""
 
-    _releases = _noise_shapes = _request = None
+    releases = noise_shapes = request = None
 
-    def _init_carry(self, rng_key, z):
+    def init_carry(self, rng_key, z):
         return z
 
-    def _transition(self, step):
+    def transition(self, step):
         zero = jnp.zeros(())
         return Transition(step.z + 1, step.carry, zero, zero, step.z)
 
@@ -234,8 +234,8 @@ def own_chain():
 def test_a_chain_moves_in_whitened_coordinates_and_stays_exactly_where_it_is(accepted):
     chain, y = own_chain(), np.array([0.3, -0.7])
     z = jnp.asarray(START + ROOT @ y, jnp.float32)
-    np.testing.assert_allclose(chain._init_carry(jax.random.key(0), z), y, rtol=1e-5)
-    moved = chain._transition(Step(None, None, None, 0, z, None, jnp.array(accepted)))
+    np.testing.assert_allclose(chain.init_carry(jax.random.key(0), z), y, rtol=1e-5)
+    moved = chain.transition(Step(None, None, None, 0, z, None, jnp.array(accepted)))
     np.testing.assert_allclose(moved.carry, y, rtol=1e-5)
     if accepted:
         np.testing.assert_allclose(moved.z, START + ROOT @ (y + 1), rtol=1e-5)

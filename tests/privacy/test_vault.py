@@ -353,24 +353,24 @@ def one_step(kernel, **options):
 
 
 class AsksTwice(DPPenalty):
-    def _transition(self, step):
+    def transition(self, step):
         for scale in (1.0, 2.0):
             step.target.log_ratio(step.grant["ratio"], step.z, step.z + scale, 1.0)
 
 
 class AsksInALoop(DPPenalty):
-    def _transition(self, step):
+    def transition(self, step):
         draw = step.grant["ratio"]
         lax.fori_loop(0, 9, lambda k, z: z + step.target.log_ratio(draw, z, z + 1, 1.0).value, step.z)
 
 
 class KeepsItsDraw(DPPenalty):
-    def _transition(self, step):
+    def transition(self, step):
         return Transition(step.z, jnp.array(True), jnp.ones(()), jnp.ones(()), step.grant["ratio"])
 
 
 class AsksForAVector(DPPenalty):
-    def _transition(self, step):
+    def transition(self, step):
         return step.target.gradient(step.grant["ratio"], step.z, 1.0)
 
 
@@ -397,7 +397,7 @@ def test_a_hostile_kernel_gets_nothing(kernel, error):
 class PlansLess(DPPenalty):
     """It says that one iteration in ten makes a release."""
 
-    def _releases(self, num_iterations, num_chains, resumed=False):
+    def releases(self, num_iterations, num_chains, resumed=False):
         return {"ratio": max(num_iterations * num_chains // 10, 1)}
 
 
@@ -417,10 +417,10 @@ def test_a_kernel_that_plans_for_less_gets_no_more():
 class RequestsFewer(DPHMC):
     """It is charged for one gradient in an iteration, and asks for all of them."""
 
-    def _request(self, carry):
+    def request(self, carry):
         return {"ratio": 1, "grad": 1}
 
-    def _transition(self, step):
+    def transition(self, step):
         _, released = step.grant["grad"].scan(lambda z, draw: (z, step.target.gradient(draw, z, 1.0).value), step.z)
         carry = step.carry._replace(gradient=jnp.abs(released).sum(1))
         return Transition(step.z, jnp.array(True), jnp.ones(()), jnp.ones(()), carry)

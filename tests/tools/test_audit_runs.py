@@ -194,14 +194,14 @@ def test_the_wrong_relation_is_noticed(monkeypatch):
 @pytest.mark.parametrize("uncounted", ["chains", "warmup"])
 def test_iterations_that_are_not_planned_for_are_noticed(uncounted, monkeypatch):
     """Of four chains one, or of four iterations only the one after warmup."""
-    exact = StochasticGradientKernel._releases
+    exact = StochasticGradientKernel.releases
 
     def forgetful(self, num_iterations, num_chains, resumed=False):
         if uncounted == "chains":
             return exact(self, num_iterations, 1, resumed)
         return exact(self, num_iterations - 3, num_chains, resumed)
 
-    monkeypatch.setattr(StochasticGradientKernel, "_releases", forgetful)
+    monkeypatch.setattr(StochasticGradientKernel, "releases", forgetful)
     monkeypatch.setattr("numpyro_dp.tools.auditing._Repeated.grant", _unlimited)
     lengths = {
         "chains": {"num_warmup": 0, "num_samples": 2, "num_chains": 4},
