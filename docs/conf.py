@@ -19,16 +19,8 @@ version = release = numpyro_dp.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 root_doc = "docs/index"
-include_patterns = ["README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "docs/proofs/*.md"]
-include_patterns += ["notebooks/*.ipynb"]
-    "README.md",
-    "SECURITY.md",
-    "CONTRIBUTING.md",
-    "CHANGELOG.md",
-    "docs/*.md",
-    "docs/proofs/*.md",
-    "notebooks/*.ipynb",
-]
+include_patterns = ["README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+include_patterns += ["docs/*.md", "docs/proofs/*.md", "notebooks/*.ipynb"]
 exclude_patterns = [".*", "build", "dist", "demo-output"]  # folders that are not even looked into
 
 reading_order = ["quickstart", "planning", "choosing", "diagnosing", "hierarchical", "prediction", "owners", "papers"]

@@ -679,6 +679,7 @@ class DPKernel(MCMCKernel, Algorithm):
             batches=self._batches if batches is None else batches,
             owners=self._owners,
             layout=self._layout,
+            ledger=self._ledger,
             at_hand=at_hand,
         )
         return PrivateTarget(

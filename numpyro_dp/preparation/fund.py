@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from numpyro_dp.privacy.accounting import noise_multiplier_for
-from numpyro_dp.privacy.draws import Draw, draw_from
+from numpyro_dp.privacy.draws import Draw, draws_now
 from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError, Releases, Request
 from numpyro_dp.privacy.mechanisms import Gaussian
 
@@ -74,12 +74,11 @@ class Fund:
             }
         )
         requests = {names[kind]: Request(wish.number, (wish.number, *wish.shape)) for kind, wish in wishes.items()}
-        granted, drawn = self._ledger.grant(requests, 0, 0, b"preparation")
-        if not granted:
+        draws = draws_now(self._ledger, requests, b"preparation")
+        if draws is None:
             raise PrivacyBudgetError(
                 "the preparation was begun before and did not end, and its budget is spent: make a new kernel, whose "
                 "eps adds to this one's"
             )
 
-        plan = self._ledger.plan
-        return {kind: draw_from(drawn[name], plan.kinds[name].mechanisms[0]) for kind, name in names.items()}
+        return {kind: draws[name] for kind, name in names.items()}

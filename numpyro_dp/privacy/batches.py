@@ -220,12 +220,22 @@ ALL_ROWS = AllRows()
 Batches = AllRows | PoissonBatches | FixedBatches
 
 
+def require_batches(batches: Batches) -> Batches:
+    """The same, if it is of our own classes, which draw as they are accounted for.
+
+    :raises TypeError: if it is not.
+    """
+    if type(batches) not in (AllRows, PoissonBatches, FixedBatches):
+        raise TypeError(f"batches are of the classes of {__name__}, got {type(batches).__name__}")
+    return batches
+
+
 def as_batches(batch_size: "int | float | Batches | None") -> Batches:
     """What the argument `batch_size` of a kernel means: a number stands for Poisson batches."""
     if batch_size is None:
         return AllRows()
     if isinstance(batch_size, AllRows | PoissonBatches | FixedBatches):
-        return batch_size
+        return require_batches(batch_size)
     if isinstance(batch_size, bool) or not isinstance(batch_size, int | float | np.integer | np.floating):
         raise TypeError(
             "batch_size must be a number (the expected size of Poisson batches), PoissonBatches or FixedBatches, "

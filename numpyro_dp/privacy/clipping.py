@@ -118,6 +118,8 @@ def clipped_sum(
     counted_rows = num_rows if size is None else size
     of_row = alone(per_row, one_row(rows), may_loop=may_loop)
     result = of_row.shapes
+    if len(result.shape) > 1 or jnp.issubdtype(result.dtype, jnp.complexfloating):
+        raise ValueError(f"a row contributes a real number or a vector, got shape {result.shape} of {result.dtype}")
     dtype = jnp.promote_types(result.dtype, jnp.float32)  # the grid is too fine for 16-bit floats
     clip: bool = not (isinstance(bound, float) and math.isinf(bound))
     by_blocks = fixed_places and clip and len(result.shape) == 1 and owners is None
@@ -191,7 +193,10 @@ def clipped_moments(
     """Moments of the scalar `per_row` over `rows`, each value clipped to +-`bound` and rounded to 2**-15 of it."""
     rows = lax.optimization_barrier(tuple(rows))  # see `clipped_sum`
     size = rows[0].shape[0]
-    values = jax.vmap(alone(per_row, one_row(rows)).of)(tuple(row[:, None] for row in rows))
+    of_row = alone(per_row, one_row(rows))
+    if of_row.shapes.shape != () or not jnp.issubdtype(of_row.shapes.dtype, jnp.floating):
+        raise ValueError(f"a row contributes one real number, got shape {of_row.shapes.shape} of {of_row.shapes.dtype}")
+    values = jax.vmap(of_row.of)(tuple(row[:, None] for row in rows))
     dtype = jnp.promote_types(values.dtype, jnp.float32)
     steps = (scalar_steps(lax.optimization_barrier(values.astype(dtype)), bound) + 2**7) >> 8  # rounded
 

@@ -7,6 +7,8 @@ derivative that it was not made in. `Draw.scan`, `Draw.split` and `Draw.when` ha
 Proof: docs/proofs/draws.md.
 """
 
+import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,6 +27,7 @@ from numpyro_dp.privacy.noise import GridNoise
 from numpyro_dp.privacy.vmap import cond_of_chains
 
 T = TypeVar("T")
+_KEY = object()
 
 
 class Slots(NamedTuple):
@@ -47,30 +50,37 @@ class Slots(NamedTuple):
 
 
 class Draw:
-    """Leave to make releases of one kind, as many as it has slots; made by the vault and the ledger only.
+    """Leave to make releases of one kind, as many as it has slots; made by the ledger only.
 
-    Each slot is good for one release, in the trace in which the draw was made.
+    Each slot is good for one release, in the trace in which the draw was made, from a vault of the same ledger.
     """
 
-    def __init__(self, slots: Slots, mechanism: Mechanism):
-        self._slots, self._mechanism = slots, mechanism
-        self._trace, self._is_used = get_opaque_trace_state(), False
+    def __init__(self, slots: Slots, mechanism: Mechanism, ledger: "Ledger | None", key: object = None):
+        if key is not _KEY:
+            raise TypeError("draws are made by the ledger: ask for them with `ask_ledger` or `draws_now`")
+        self._slots: list[Slots] = [slots]  # popped when it is taken, which no other thread can do between
+        self._mechanism, self._ledger, self._length = mechanism, ledger, slots.granted.shape[0]
+        self._multiplier, self._is_private = slots.noise_multiplier, slots.noise is not None
+        self._trace = get_opaque_trace_state()
 
     def __len__(self) -> int:
-        return self._slots.granted.shape[0]
+        return self._length
 
     @property
     def noise_multiplier(self) -> jax.Array:
         """Noise standard deviation over sensitivity; public."""
-        return self._slots.noise_multiplier[0]
+        return self._multiplier[0]
 
     @property
     def is_private(self) -> bool:
         """Whether there is noise: not in runs that are declared not private."""
-        return self._slots.noise is not None
+        return self._is_private
 
     def split(self, first: int) -> "tuple[Draw, Draw]":
         """The first slots, and the others."""
+        first = operator.index(first)
+        if not 0 <= first <= len(self):
+            raise ValueError(f"a draw of {len(self)} slots cannot be split after {first}")
         slots = self._take()
         return self._with(jax.tree.map(lambda x: x[:first], slots)), self._with(
             jax.tree.map(lambda x: x[first:], slots)
@@ -91,26 +101,50 @@ class Draw:
         return cond_of_chains(wanted, lambda: ask(self._with(slots)), otherwise)
 
     def _with(self, slots: Slots) -> "Draw":
-        return Draw(slots, self._mechanism)
+        return Draw(slots, self._mechanism, self._ledger, _KEY)
 
     def _take(self) -> Slots:
         """
         :raises PrivacyBudgetError: if it was taken before, or could be taken several times.
         """
-        if self._is_used:
-            raise PrivacyBudgetError("a draw is good for one release: a second one would have the same noise")
         if self._trace != get_opaque_trace_state():
             raise PrivacyBudgetError(
                 "a draw is good for one release, and what is asked for in a loop, a map, a branch or a derivative may "
                 "be asked for several times: hand the draw on by its `scan`, `split` or `when`"
             )
-        self._is_used = True
-        return self._slots
+        try:
+            return self._slots.pop()
+        except IndexError:
+            raise PrivacyBudgetError("a draw is good for one release: a second one would have the same noise") from None
+
+    def _opened(self) -> "Opened":
+        return Opened(self._take(), self._mechanism)
+
+    @staticmethod
+    def _closed(opened: "Opened", ledger: Ledger | None) -> "Draw":
+        return Draw(opened.slots, opened.mechanism, ledger, _KEY)
+
+    def __copy__(self) -> "Draw":
+        raise TypeError("a draw cannot be copied: it is good for one release")
+
+    def __deepcopy__(self, memo: Any) -> "Draw":
+        return self.__copy__()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a draw cannot be pickled: it holds noise")
 
     def _take_one(self) -> Slots:
         if len(self) != 1:
             raise PrivacyBudgetError(f"a release takes one slot of a draw, and this draw has {len(self)}")
         return jax.tree.map(lambda x: x[0], self._take())
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=("slots",), meta_fields=("mechanism",))
+class Opened:
+    """A draw on its way into a program; see `Vault.program`."""
+
+    def __init__(self, slots: Slots, mechanism: Mechanism):
+        self.slots, self.mechanism = slots, mechanism
 
 
 class Grant:
@@ -135,19 +169,28 @@ class Grant:
         return cond_of_chains(self.granted, inside, stay)
 
 
-def draw_from(drawn: Drawn, mechanism: Mechanism) -> Draw:
-    """The draw for what the ledger has drawn, outside of programs; on all rows."""
-    assert drawn.noise is not None
-    number = drawn.noise.shape[1]
-    slots = Slots(
-        GridNoise(jnp.asarray(drawn.noise[0]), jnp.asarray(drawn.noise[1])),
-        None,
-        jnp.full(number, drawn.noise_multiplier, jnp.result_type(float)),
-        jnp.ones(number, bool),
-        jnp.zeros((number, 1), jnp.uint32),
-        jnp.zeros(number, bool),
-    )
-    return Draw(slots, mechanism)
+def draws_now(ledger: Ledger, requests: Mapping[str, Request], nonce: bytes) -> dict[str, Draw] | None:
+    """Charge releases on all rows to the ledger, outside of programs; None if it does not allow them.
+
+    :param requests: with a slot for each release.
+    """
+    granted, drawn = ledger.grant(requests, 0, 0, nonce)
+    if not granted:
+        return None
+
+    def draw(kind: str) -> Draw:
+        length, noise = requests[kind].shape[0], drawn[kind].noise
+        slots = Slots(
+            None if noise is None else GridNoise(jnp.asarray(noise[0]), jnp.asarray(noise[1])),
+            None,
+            jnp.full(length, drawn[kind].noise_multiplier, jnp.result_type(float)),
+            jnp.arange(length) < requests[kind].number,
+            jnp.zeros((length, 1), jnp.uint32),
+            jnp.zeros(length, bool),
+        )
+        return Draw(slots, ledger.plan.kinds[kind].mechanisms[0], ledger, _KEY)
+
+    return {kind: draw(kind) for kind in requests}
 
 
 SUM, BIT, BATCH_BIT = "a sum", "a bit", "a bit of a batch"
@@ -217,7 +260,7 @@ def ask_ledger(
             _tags(nonce, i, k, length),
             jnp.full(length, accepted),
         )
-        return Draw(slots, ledger.plan.kinds[kind].mechanisms[0])
+        return Draw(slots, ledger.plan.kinds[kind].mechanisms[0], ledger, _KEY)
 
     return Grant(granted, {kind: draw(k, kind) for k, kind in enumerate(kinds)})
 

@@ -279,16 +279,38 @@ def _is_jaxs(eqn: JaxprEqn) -> bool:
     return eqn.primitive in _jaxs_own().get(eqn.primitive.name, ())
 
 
-_WRAPPED = frozenset((("jax._src.numpy.hijax", "SearchSorted"), ("jax._src.numpy.ufuncs", "Ldexp")))
-
-
 def _is_wrapped(eqn: JaxprEqn) -> bool:
     """Whether JAX wraps the operation, as 0.12 does with `jnp.searchsorted` (of `jnp.interp`) and `jnp.ldexp`.
 
     Both are of each number by itself.
     """
-    kind = type(eqn.params.get("_prim"))
-    return (kind.__module__, kind.__name__) in _WRAPPED
+    if "_prim" not in eqn.params:
+        return False
+    kind = type(eqn.params["_prim"])
+    return any(eqn.primitive is primitive and kind is wrapped for primitive, wrapped in _jaxs_wrapped())
+
+
+@functools.cache
+def _jaxs_wrapped() -> tuple[tuple[Any, type], ...]:
+    """JAX's own wrapping operations, and the classes of what they wrap: of the two functions, as they are traced."""
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    numbers = jax.ShapeDtypeStruct((3,), jnp.float32)
+    traced = (
+        jax.make_jaxpr(jnp.searchsorted)(numbers, number),
+        jax.make_jaxpr(lambda x: jnp.ldexp(x, 2))(number),
+    )
+    found: list[tuple[Any, type]] = []
+
+    def look_into(jaxpr: Jaxpr) -> None:
+        for eqn in jaxpr.eqns:
+            if "_prim" in eqn.params:
+                found.append((eqn.primitive, type(eqn.params["_prim"])))
+            for part in _jaxprs_in(eqn.params):
+                look_into(part)
+
+    for closed in traced:
+        look_into(closed.jaxpr)
+    return tuple(found)
 
 
 @functools.cache

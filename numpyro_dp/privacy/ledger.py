@@ -25,8 +25,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from numpyro_dp.privacy import accounting
-from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batches
-from numpyro_dp.privacy.mechanisms import Gaussian, Mechanism
+from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batches, require_batches
+from numpyro_dp.privacy.mechanisms import Gaussian, Mechanism, rebuilt
 from numpyro_dp.privacy.noise import MAX_NOISE_MULTIPLIER, NoiseSource
 
 _forks = 0  # of the process, from the first one that imported this module down to this one
@@ -233,8 +233,13 @@ def plan_for_budget(
 ) -> Plan:
     """The plan with the least noise that is ``(eps, delta)``-DP: each kind of release gets its share of the budget."""
     wanted = {name: kind for name, kind in wanted.items() if sum(kind.counts)}
-    if math.fsum(kind.share for kind in wanted.values()) > 1 + 1e-12:
-        raise ValueError(f"the shares of a budget add up to 1 at most, got {[k.share for k in wanted.values()]}")
+    if (
+        any(not kind.share > 0 for kind in wanted.values())
+        or math.fsum(kind.share for kind in wanted.values()) > 1 + 1e-12
+    ):
+        raise ValueError(
+            f"the shares of a budget are positive and add up to 1 at most, got {[k.share for k in wanted.values()]}"
+        )
     if eps == math.inf:
         multipliers = dict.fromkeys(wanted, 0.0)
     elif all(map(_is_gaussian_scale, wanted.values())):
@@ -297,6 +302,32 @@ def _planned(wanted: Mapping[str, Wanted], noise_multipliers: Mapping[str, float
     return {
         name: Releases(kind.mechanisms(noise_multipliers[name]), tuple(kind.counts)) for name, kind in wanted.items()
     }
+
+
+def _rebuilt(kinds: Mapping[str, Releases]) -> dict[str, Releases]:
+    """The same kinds of release, of our own classes and of plain numbers.
+
+    :raises ValueError: if counts are no counts, or one kind has mechanisms of several classes.
+    :raises TypeError: if a mechanism is of another class.
+    """
+    found = {}
+    for name, (mechanisms, counts) in kinds.items():
+        mechanisms, counts = tuple(map(rebuilt, mechanisms)), tuple(counts)
+        if len({type(mechanism) for mechanism in mechanisms}) != 1 or "\0" in name:
+            raise ValueError(f"{name!r} releases are of one class of mechanisms, under a plain name")
+        found[str(name)] = Releases(mechanisms, tuple(require_whole(name, counts, len(mechanisms))))
+    return found
+
+
+def _require_price(plan: Plan) -> None:
+    """
+    :raises PrivacyBudgetError: if the releases cost more than the plan says.
+    """
+    if plan.eps == math.inf:
+        return
+    eps = accounting.composed_eps(flat_releases(plan.kinds), plan.delta, plan.neighboring_relation)
+    if not plan.private or not eps <= plan.eps * (1 + 1e-6):
+        raise PrivacyBudgetError(f"these releases cost eps {eps:.6g}, more than the {plan.eps:.6g} of their plan")
 
 
 class Ledger:
@@ -377,7 +408,8 @@ class Ledger:
                 raise PrivacyBudgetError("the budget of this kernel is committed already, and part of it is spent")
             # First: should this be interrupted, no plan may stand beside the charge of another.
             self._run, self._claimant, self._taken = None, None, {}
-            plan = dataclasses.replace(plan, kinds=dict(plan.kinds.items()))  # which nobody else can change later
+            plan = dataclasses.replace(plan, kinds=_rebuilt(plan.kinds))  # which nobody else can change later
+            _require_price(plan)
             self._plan = self._committed = plan
             self._spent = {name: [0] * len(kind.counts) for name, kind in plan.kinds.items()}
             self._claimed = {name: [0] * len(kind.counts) for name, kind in plan.kinds.items()}
@@ -402,7 +434,9 @@ class Ledger:
                 raise PrivacyBudgetError(f"there is no untouched {reserve} in the budget of this kernel")
             if set(kinds) & set(plan.kinds):
                 raise ValueError(f"{sorted(set(kinds) & set(plan.kinds))} are planned already")
-            require_counts(kinds)
+            kinds = _rebuilt(kinds)
+            if plan.private and not all(m.noise_multiplier > 0 for kind in kinds.values() for m in kind.mechanisms):
+                raise PrivacyBudgetError("nothing in a private plan is without noise")
             new, old = flat_releases(kinds), flat_releases({reserve: plan.kinds[reserve]})
             if not all(isinstance(mechanism, Gaussian) for mechanism, _ in (*new, *old)):
                 raise PrivacyBudgetError("only Gaussian releases may be decided on later")
@@ -524,6 +558,7 @@ class Ledger:
             plan = self.plan  # once something is spent it does not change
             stages = {name: plan.kinds[name].stage(iteration) for name in requests}
             for name, request in requests.items():
+                require_batches(request.batches)
                 mechanism = plan.kinds[name].mechanisms[stages[name] or 0]
                 if plan.private and not request.batches.accounts_for(mechanism, num_rows):
                     raise PrivacyBudgetError(

@@ -701,6 +701,21 @@ def with_noise_multiplier(mechanism: Mechanism, noise_multiplier: float) -> Mech
     return dataclasses.replace(mechanism, noise_multiplier=noise_multiplier)
 
 
+def rebuilt(mechanism: Mechanism) -> Mechanism:
+    """The same mechanism, of our own class and of plain numbers: what it says of itself is what is written here.
+
+    :raises TypeError: if it is of another class, which could say of itself what it likes.
+    """
+    if type(mechanism) not in _KNOWN:
+        raise TypeError(f"only the mechanisms of {__name__} are accounted for, got {type(mechanism).__name__}")
+    values = {field.name: getattr(mechanism, field.name) for field in dataclasses.fields(mechanism)}
+    plain = {name: int(value) if isinstance(value, int) else float(value) for name, value in values.items()}
+    return type(mechanism)(**plain)
+
+
+_KNOWN = (Gaussian, PoissonGaussian, TruncatedPoissonGaussian, FixedBatchGaussian, LogisticBit, BarkerBatch)
+
+
 def check_relation(relation: str) -> None:
     names = " or ".join(repr(name) for name in NEIGHBORING_RELATIONS)
     _check(relation in NEIGHBORING_RELATIONS, f"neighboring_relation must be {names}, got {relation!r}")

@@ -16,11 +16,10 @@ Python lets whoever wants to read private attributes. Against that nothing in on
 Proof: docs/proofs/draws.md.
 """
 
-import copy
-import functools
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
@@ -28,8 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import io_callback
+from jax.extend.core import get_opaque_trace_state
 
-from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batch, Batches
+from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batch, Batches, FixedBatches, require_batches
 from numpyro_dp.privacy.clipping import (
     GRID,
     ClippedSum,
@@ -41,10 +41,10 @@ from numpyro_dp.privacy.clipping import (
     penalized_sum,
     whole_chunks,
 )
-from numpyro_dp.privacy.draws import BATCH_BIT, BIT, SUM, Draw, Slots, law_of
+from numpyro_dp.privacy.draws import BATCH_BIT, BIT, SUM, Draw, Opened, Slots, law_of
 from numpyro_dp.privacy.isolation import alone, one_row
-from numpyro_dp.privacy.ledger import PrivacyBudgetError
-from numpyro_dp.privacy.mechanisms import BarkerBatch, Mechanism, size_is_public
+from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError
+from numpyro_dp.privacy.mechanisms import BarkerBatch, size_is_public
 from numpyro_dp.privacy.noise import (
     GridNoise,
     NoisySteps,
@@ -150,8 +150,8 @@ class PenalizedSum(NamedTuple):
 class KeptSum:
     """A sum that the vault has computed once, for several releases."""
 
-    def __init__(self, total: ClippedSum | UnclippedSum):
-        self._total = total
+    def __init__(self, total: ClippedSum | UnclippedSum, settings: tuple):
+        self._total, self._settings = total, settings
 
 
 Query = RowSum | GradientSum | ChangeSum | PenalizedSum | KeptSum
@@ -169,6 +169,7 @@ class Vault:
     :param batches: how the rows of a release are drawn.
     :param owners: owner number of each row and how many owners there are, or how to reach the other owners.
     :param layout: of the table, if it lies on several devices.
+    :param ledger: whose draws are leave to ask.
     :param at_hand: whether the rows are no tracers, so that what is needed of them in each iteration is computed once.
     """
 
@@ -183,12 +184,13 @@ class Vault:
         batches: Batches = ALL_ROWS,
         owners: "OwnerIndex | Exchange | None" = None,
         layout: Layout | None = None,
+        ledger: Ledger | None = None,
         at_hand: bool = True,
     ):
-        self._rows = tuple(rows)
+        self._rows, self._ledger, self._trace = tuple(rows), ledger, get_opaque_trace_state()
         self._relation, self._private = neighboring_relation, private
         self._rows_per_unit, self._places = rows_per_unit, public_places
-        self._batches, self._owners, self._layout, self._at_hand = batches, owners, layout, at_hand
+        self._batches, self._owners, self._layout, self._at_hand = require_batches(batches), owners, layout, at_hand
         self._structured: StructuredRows | None = None
 
     # -- What is public about the rows -------------------------------------------------------------------------------
@@ -229,7 +231,8 @@ class Vault:
         if not self.may_have_structure:
             raise TypeError("sums by a structure are for all rows, in public places, of one owner")
         other = self._of(self._rows)
-        other._structured = StructuredRows(structure, self._rows, size, self._once, self._layout)
+        with self._aside():
+            other._structured = StructuredRows(structure, self._rows, size, self._once, self._layout)
         return other
 
     def without_structure(self) -> "Vault":
@@ -254,23 +257,52 @@ class Vault:
         :param static: numbers of arguments that are no arrays, counted from the first after the vault.
         """
 
+        if static and any(operator.index(k) < 0 for k in static):
+            raise ValueError(f"static arguments are counted from 0, got {static}")
+
         def inner(rows: tuple, *args: Any) -> T:
-            return function(
-                self._of(rows), *(Draw(a.slots, a.mechanism) if isinstance(a, _Opened) else a for a in args)
-            )
+            closed = (Draw._closed(a, self._ledger) if isinstance(a, Opened) else a for a in args)
+            return function(self._of(rows), *closed)
 
         compiled = jax.jit(inner, static_argnums=tuple(k + 1 for k in static))
 
         def run(vault: "Vault", *args: Any) -> T:
-            opened = (_Opened(a._take(), a._mechanism) if isinstance(a, Draw) else a for a in args)
+            if type(vault) is not Vault or vault._settings() != self._settings():
+                raise TypeError("a program is for tables with the settings of the one that it was made for")
+            opened = (vault._own(a)._opened() if isinstance(a, Draw) else a for a in args)
             return compiled(vault._rows, *opened)
 
         return run
 
+    def _settings(self) -> tuple:
+        numbers = self._relation, self._private, self._rows_per_unit, self._places, self._batches, self._at_hand
+        return (*numbers, id(self._owners), self._layout)
+
     def _of(self, rows: tuple) -> "Vault":
-        other = copy.copy(self)
-        other._rows, other._structured = tuple(rows), None
+        other = object.__new__(Vault)
+        other.__dict__.update(self.__dict__)
+        other._rows, other._structured, other._trace = tuple(rows), None, get_opaque_trace_state()
         return other
+
+    def __copy__(self) -> "Vault":
+        raise TypeError("a vault cannot be copied: it holds the rows")
+
+    def __deepcopy__(self, memo: Any) -> "Vault":
+        return self.__copy__()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a vault cannot be pickled: it holds the rows")
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """For what is computed of rows without a draw, and kept: in the vault's own trace, where nobody else looks.
+
+        Without JAX's search for NaN, which would stop where a row has one.
+        """
+        if self._trace != get_opaque_trace_state():
+            raise TypeError("what is kept of the rows is computed where the vault was made, in no other trace")
+        with jax.debug_nans(False), jax.debug_infs(False):
+            yield
 
     def _once(self) -> AbstractContextManager:
         """Compute what follows now, not in each iteration, if the rows are at hand: in a trace, JAX would not."""
@@ -289,13 +321,14 @@ class Vault:
 
     def ask_bit(self, draw: Draw, query: Query, threshold: jax.Array) -> jax.Array:
         """Whether a clipped sum over all rows plus logistic noise exceeds `threshold`: one bit (`LogisticBit`)."""
-        slot = self._open(draw, BIT)
+        threshold, slot = jnp.asarray(_number(threshold, "a threshold")), self._open(draw, BIT)
         self._require_all_rows()
         total = self._total(query, None)
         if isinstance(total, UnclippedSum) or slot.noise is None:
             raise TypeError("a bit is private only with a clip bound and with noise")
         _require_shape(slot.noise, total)
-        return release_bit(total, slot.noise, threshold) & slot.granted
+        (total, threshold), noise = beside((total, threshold), slot.noise)
+        return release_bit(total, noise, threshold) & slot.granted
 
     def ask_batch_bit(
         self,
@@ -311,6 +344,8 @@ class Vault:
 
         :param factor: of the batch's own variance, between 0 and 1.
         """
+        _require_floats(weight, factor)
+        threshold = jnp.asarray(_number(threshold, "a threshold"))
         if not (0 < weight < math.inf and 0 <= factor <= 1):
             raise ValueError(f"weight must be positive and factor lie in [0, 1], got {weight} and {factor}")
         slot, mechanism = self._open(draw, BATCH_BIT), draw._mechanism
@@ -318,13 +353,16 @@ class Vault:
             raise TypeError("this bit needs batches of a fixed size, and noise")
         bound = batch_bit_bound(mechanism, slot.noise_multiplier, weight)
         moments = clipped_moments(per_row, self._batch_rows(slot.batch), bound)
-        return release_batch_bit(moments, weight, factor, mechanism.variance, slot.noise, threshold) & slot.granted
+        sums = moments.first, moments.second, threshold
+        (first, second, threshold), noise = beside(sums, slot.noise)
+        moments = moments._replace(first=first, second=second)
+        return release_batch_bit(moments, weight, factor, mechanism.variance, noise, threshold) & slot.granted
 
     def keep(self, query: RowSum) -> KeptSum:
         """Compute a sum over all rows now, for several releases. Each row is rounded by itself."""
         self._require_all_rows()
-        with self._once():
-            return KeptSum(self._row_sum(query, None, by_blocks=False))
+        with self._aside(), self._once():
+            return KeptSum(self._row_sum(query, None, by_blocks=False), self._settings())
 
     def find_bounds(
         self,
@@ -352,7 +390,11 @@ class Vault:
         self._require_all_rows()
         if len(draws) != grid.num_counts:
             raise PrivacyBudgetError(f"a search on this grid takes {grid.num_counts} releases, got {len(draws)}")
+        draws = self._own(draws)
+        smallest, threshold = jnp.asarray(smallest), jnp.asarray(threshold)
         of_row = alone(per_row, self.one_row, may_loop=may_loop)
+        if len(of_row.shapes.shape) != 1 or not jnp.issubdtype(of_row.shapes.dtype, jnp.floating):
+            raise ValueError("a search for bounds is for a vector of real numbers of each row")
 
         def values_of(rows: tuple[jax.Array, ...]) -> jax.Array:
             padded, chunk = whole_chunks(lax.optimization_barrier(rows), chunk_rows(width * self._rows_per_unit))
@@ -397,7 +439,17 @@ class Vault:
 
     # -- Behind it ---------------------------------------------------------------------------------------------------
 
+    def _own(self, draw: Draw) -> Draw:
+        """The draw, taken from whoever else may have it.
+
+        :raises TypeError: if it is no draw of this vault's ledger.
+        """
+        if type(draw) is not Draw or draw._ledger is not self._ledger:
+            raise TypeError("a release takes a draw of the ledger that the table is charged to")
+        return draw._with(draw._take())
+
     def _open(self, draw: Draw, law: str) -> Slots:
+        draw = self._own(draw)
         if self._private and not draw.is_private:
             raise TypeError("the plan of this run is private: nothing is released without noise")
         if draw.is_private and law_of(draw._mechanism) != law:
@@ -411,26 +463,34 @@ class Vault:
         if isinstance(query, RowSum):
             return self._row_sum(query, batch)
         if isinstance(query, PenalizedSum):
-            if batch is None:
+            if batch is None or not isinstance(self._batches, FixedBatches):
                 raise TypeError("this sum needs batches of a fixed size")
+            _require_floats(query.weight, query.factor)
             if not (0 < query.weight < math.inf and 0 <= query.factor < math.inf):
                 raise ValueError(
                     f"weight must be positive and factor at least 0, got {query.weight} and {query.factor}"
                 )
-            moments = clipped_moments(query.per_row, self._batch_rows(batch), query.bound)
+            bound = _number(query.bound, "a bound")
+            moments = clipped_moments(query.per_row, self._batch_rows(batch), bound)
             return penalized_sum(moments, query.weight, query.factor)
         self._require_all_rows()
         if isinstance(query, KeptSum):
+            if query._settings != self._settings():
+                raise TypeError("this sum was kept by a vault with other settings")
             return query._total
         if self._structured is None:
             raise TypeError("nobody has told the structure of the rows' log density")
+        bound = _number(query.bound, "a bound")
         if isinstance(query, GradientSum):
-            return self._structured.gradient(query.z, query.bound)
-        return self._structured.log_ratio(query.z, query.z_new, query.bound)
+            return self._structured.gradient(_vector(query.z, self._structured.size), bound)
+        z, z_new = (_vector(end, self._structured.size) for end in (query.z, query.z_new))
+        return self._structured.log_ratio(z, z_new, bound)
 
     def _row_sum(self, query: RowSum, batch: Batch | None, by_blocks: bool = True) -> ClippedSum | UnclippedSum:
-        if self._private and isinstance(query.bound, float) and math.isinf(query.bound):
+        is_unclipped = type(query.bound) is float and math.isinf(query.bound)
+        if is_unclipped and self._private:
             raise TypeError("a sum without a clip bound has no sensitivity: noise cannot make it private")
+        query = query if is_unclipped else query._replace(bound=_number(query.bound, "a bound"))
         # What a batch is accounted for compares it with itself without a row, in which the others have other places.
         fixed = by_blocks and batch is None and self.has_public_places
         owners = self._owners if isinstance(self._owners, OwnerIndex) else None
@@ -458,7 +518,8 @@ class Vault:
             value = total.value.sum(0) if owned else total.value
             return Released(value, jnp.zeros((), value.dtype))
         _require_shape(slot.noise, total)
-        steps, multiplier = release(total, slot.noise), slot.noise_multiplier
+        total, noise = (total, None) if slot.noise is None else beside(total, slot.noise)
+        steps, multiplier = release(total, noise), slot.noise_multiplier
         if self._private:
             steps = NoisySteps(*(jnp.where(slot.granted, limb, 0) for limb in steps))
         if isinstance(self._owners, OwnerIndex):  # each owner has added its own noise
@@ -484,12 +545,46 @@ class Vault:
         return tuple(row[batch.indices] for row in rows)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=("slots",), meta_fields=("mechanism",))
-class _Opened:
-    """A draw on its way into a program."""
+def _number(value: Any, what: str) -> jax.Array | float:
+    """A plain number, or a real scalar as an array: objects of other kinds could do as they like with rows."""
+    if type(value) in (float, int):
+        return float(value)
+    number = jnp.asarray(value)
+    if number.shape != () or jnp.issubdtype(number.dtype, jnp.complexfloating):
+        raise ValueError(f"{what} is one real number, got shape {number.shape} of {number.dtype}")
+    return number if jnp.issubdtype(number.dtype, jnp.floating) else number.astype(jnp.result_type(float))
 
-    def __init__(self, slots: Slots, mechanism: Mechanism):
-        self.slots, self.mechanism = slots, mechanism
+
+def _vector(value: Any, size: int) -> jax.Array:
+    vector = jnp.asarray(value)
+    if vector.shape != (size,) or not jnp.issubdtype(vector.dtype, jnp.floating):
+        raise ValueError(f"z is a vector of {size} real numbers, got shape {vector.shape} of {vector.dtype}")
+    return vector
+
+
+def _require_floats(*values: Any) -> None:
+    if not all(type(value) in (float, int) for value in values):
+        raise TypeError(f"weights are plain Python numbers, got {[type(value).__name__ for value in values]}")
+
+
+@jax.custom_batching.custom_vmap
+def beside(total: Any, noise: GridNoise) -> tuple[Any, GridNoise]:
+    """The same sum and noise, if `vmap` gives each sum a noise of its own.
+
+    A user's `vmap` over something that a kernel closes over reaches the sums and not the callback that draws noise.
+    """
+    return total, noise
+
+
+@beside.def_vmap
+def _beside_mapped(axis_size: int, in_batched: list, total: Any, noise: GridNoise) -> tuple:
+    of_total, of_noise = in_batched
+    if any(jax.tree.leaves(of_total)) and not all(jax.tree.leaves(of_noise)):
+        raise PrivacyBudgetError(
+            "a map over something that the ledger was not told of: several sums would have the same noise. Pass what "
+            "is mapped in the state or in the model's arguments"
+        )
+    return (total, noise), (of_total, of_noise)
 
 
 def _require_shape(noise: GridNoise | None, total: ClippedSum) -> None:

@@ -215,6 +215,8 @@ class StructuredRows:
             return self._of_each_row(self.structure.rest)(values, table.rows)
 
         change = lax.optimization_barrier(densities(z_new) - densities(z))
+        if change.ndim != 1:
+            raise ValueError(f"a row's log density is one number, got shape {change.shape[:-1]}")
         usable = table.counts
         for norm in table.norms:
             usable = usable if norm is None else usable & jnp.isfinite(norm)
@@ -272,8 +274,10 @@ def _tabulate(structure: RowStructure, rows: Row, in_blocks: bool) -> Table:
     # The barrier is for safety: norms and sums must be those of the same numbers.
     of_row = alone(structure.coefficients, tuple(jax.ShapeDtypeStruct(row.shape[:-1], row.dtype) for row in rows))
     found = lax.optimization_barrier(jax.vmap(of_row.of, in_axes=-1, out_axes=axes)(rows))
+    found = tuple(_as_told(part, x) for part, x in zip(structure.parts, found, strict=True))
     for part, x in zip(structure.parts, found, strict=True):
         if part.kind == "member":
+            assert x is not None
             counts = counts & _chooses_well(part, x)
     numbers = [_without_infinities(part, x, in_blocks) for part, x in zip(structure.parts, found, strict=True)]
     return Table(rows, counts, tuple(x for x, _ in numbers), tuple(norm for _, norm in numbers))
@@ -285,6 +289,21 @@ def _require_apart(parts: Sequence[Part], size: int) -> None:
     known = all(part.kind in ("direct", "dot", "member") for part in parts)
     if not known or np.unique(places).size != places.size or (places < 0).any() or (places >= size).any():
         raise ValueError("the parts of a row's structure must be of known kinds and share no coordinate")
+
+
+def _as_told(part: Part, x: Any) -> jax.Array | None:
+    """The coefficients of a part, of the shape and kind by which norms are computed.
+
+    :raises ValueError: if they are others.
+    """
+    if part.kind == "direct":
+        return None
+    if part.kind == "member":
+        if x is not None and x.shape[:-1] == part.shape and jnp.issubdtype(x.dtype, jnp.integer):
+            return x
+    elif x is not None and x.shape[1:] == part.coordinates.shape[:1] and jnp.issubdtype(x.dtype, jnp.floating):
+        return x.astype(jnp.promote_types(x.dtype, jnp.float32))  # the square of a smaller kind would underflow
+    raise ValueError(f"a {part.kind} part needs other numbers of a row")
 
 
 def _chooses_well(part: Part, members: jax.Array) -> jax.Array:

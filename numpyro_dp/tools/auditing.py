@@ -159,6 +159,11 @@ class _Repeated(Ledger):
         super().__init__(noise)
         self.commit(plan)
 
+    def begin_anew(self) -> None:
+        """As if nothing had been released or assigned."""
+        self._spent = {}
+        self.commit(self._committed or self.plan)
+
     def require(self, *args: Any) -> None:
         pass
 
@@ -225,10 +230,11 @@ def _repeat_preparations(kernel: PreparedKernel, table: tuple, run: _Run, trials
     args, kwargs = table
     kernel.require_budget(run.num_iterations, run.num_chains, args, kwargs, run.num_iterations)
     plan, noise = kernel._ledger.plan, kernel._ledger._noise
+    kernel._ledger = ledger = _Repeated(plan, noise)
     search = kernel._begin_search(kernel._separate(args, kwargs), args, kwargs)
     rows = []
     for _ in range(trials):
-        kernel._ledger = _Repeated(plan, noise)
+        ledger.begin_anew()
         prepared = kernel._search(search)
         if prepared.mode != "surrogate":
             raise ValueError(

@@ -19,7 +19,7 @@ from numpyro_dp.model.outside import iterator_problems, read_outside
 from numpyro_dp.model.tracing import array_constants, print_problems
 from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.privacy.clipping import require_correct_sums
-from numpyro_dp.privacy.draws import draw_from
+from numpyro_dp.privacy.draws import draws_now
 from numpyro_dp.privacy.isolation import describe_hazard, hazards
 from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError, Request, Wanted, plan_for_budget
 from numpyro_dp.privacy.mechanisms import NEIGHBORING_RELATIONS, Gaussian, size_is_public
@@ -109,13 +109,12 @@ def release_sum(
     if budget is not None:
         budget.require(plan)
     ledger.commit(plan)
-    granted, drawn = ledger.grant({"sum": Request(1, (1, *shape))}, 0, num_rows, b"")
-    if not granted:
+    draws = draws_now(ledger, {"sum": Request(1, (1, *shape))}, b"")
+    if draws is None:
         raise PrivacyBudgetError("the budget of this table does not allow this sum. Nothing was released")
-    vault = Vault(arrays, neighboring_relation=neighboring_relation)
+    vault = Vault(arrays, neighboring_relation=neighboring_relation, ledger=ledger)
     query = RowSum(function, bound, math.prod(shape))
-    draw = draw_from(drawn["sum"], plan.kinds["sum"].mechanisms[0])
-    value, scale = vault.program(lambda vault, draw: vault.ask(draw, query))(vault, draw)
+    value, scale = vault.program(lambda vault, draw: vault.ask(draw, query))(vault, draws["sum"])
     return NoisySum(np.asarray(value), float(scale), bound, plan.eps, plan.delta, neighboring_relation)
 
 

@@ -22,7 +22,7 @@ def recorded_noise(kernel):
         source.draw = draw
 
 
-def given_draw(*shape, slots=1, hi=0, lo=0, noise_multiplier=1.0, batch=None, noisy=True, mechanism=None):
+def given_draw(*shape, slots=1, hi=0, lo=0, noise_multiplier=1.0, batch=None, noisy=True, mechanism=None, ledger=None):
     """Leave for releases of `shape`, with given noise in steps of the grid: ``hi * 2**24 + lo``."""
     noise = GridNoise(*(jnp.broadcast_to(jnp.asarray(x, jnp.int32), (slots, *shape)) for x in (hi, lo)))
     return draws.Draw(
@@ -35,4 +35,6 @@ def given_draw(*shape, slots=1, hi=0, lo=0, noise_multiplier=1.0, batch=None, no
             jnp.zeros(slots, bool),
         ),
         mechanism or Gaussian(noise_multiplier),
+        ledger,
+        draws._KEY,
     )

@@ -32,9 +32,10 @@ from numpyro_dp import (
     FixedBatches,
     PoissonBatches,
 )
+from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.kernels.barker_correction import Correction, ExponentialCorrection
 from numpyro_dp.model.families import BoundFamily
-from numpyro_dp.privacy.release import PrivateTarget, Released
+from numpyro_dp.privacy.release import Released
 from tests.helpers.drawn import given_draw
 
 pytestmark = pytest.mark.optimized

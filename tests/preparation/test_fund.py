@@ -80,7 +80,7 @@ def test_stages_whose_price_follows_from_what_was_released_cost_no_more_than_the
                 draw = fund.ask(number=Wish(price, 2, (3,)))["number"]
                 assert planned(ledger) <= RHO
                 stages += 1
-                price = RHO * (0.01 + 0.1 * (np.asarray(draw._slots.noise.lo) % 7).mean() / 7)
+                price = RHO * (0.01 + 0.1 * (np.asarray(draw._slots[0].noise.lo) % 7).mean() / 7)
         assert stages > 5
         made = ledger.spent()
         spent = math.fsum(sum(made[name]) * kind.mechanisms[0].rho for name, kind in ledger.plan.kinds.items())
@@ -143,12 +143,12 @@ def test_releases_that_are_planned_for_later_are_paid_as_well():
 def test_draws_have_the_shape_and_the_noise_that_was_paid_for():
     fund = Fund(ledger_of())
     found = fund.ask(bounds=Wish(0.1 * RHO, 7, (2,)), last_release=Wish(0.2 * RHO, 1, (20_000,)))
-    assert found["bounds"]._slots.noise.hi.shape == (7, 2)
+    assert found["bounds"]._slots[0].noise.hi.shape == (7, 2)
     for leaf, shape in (("noise_multiplier", (7,)), ("granted", (7,)), ("accepted", (7,))):
-        assert getattr(found["bounds"]._slots, leaf).shape == shape
-    assert np.asarray(found["bounds"]._slots.granted).all()
+        assert getattr(found["bounds"]._slots[0], leaf).shape == shape
+    assert np.asarray(found["bounds"]._slots[0].granted).all()
     # Each of 7 releases costs rho = 1 / (2 multiplier^2).
-    np.testing.assert_allclose(found["bounds"]._slots.noise_multiplier, math.sqrt(7 / (0.2 * RHO)), rtol=1e-6)
+    np.testing.assert_allclose(found["bounds"]._slots[0].noise_multiplier, math.sqrt(7 / (0.2 * RHO)), rtol=1e-6)
     one = found["last_release"]._take_one()
     assert one.noise.hi.shape == (20_000,)
     steps = np.asarray(one.noise.hi, float) * 2**24 + np.asarray(one.noise.lo)

@@ -314,7 +314,7 @@ class Rows(Parabola):
         self.longer = longer
 
     def bounds(self, draws, frame, smallest, threshold, grid):
-        assert len(draws.granted) == grid.num_counts
+        assert len(draws) == grid.num_counts
         self.asked.append("bounds")
         units = np.array([math.sqrt(M / (self.power * self.n)), M / (self.power * self.n)]) * [
             self.longer,

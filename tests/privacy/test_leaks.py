@@ -185,9 +185,9 @@ def test_the_progress_bar_shows_nothing_private(constant_sums):
 def test_a_mutation_that_releases_an_exact_value_is_caught(constant_sums, monkeypatch):
     exact = numpyro_dp.kernels.base.DPKernel._step
 
-    def leaking(self, separated, target, state):
-        new = exact(self, separated, target, state)
-        row = target._row_log_density(separated.ravel(state.z), tuple(x[:1] for x in target._rows))
+    def leaking(self, separated, target, traced, state):
+        new = exact(self, separated, target, traced, state)
+        row = target._row_log_density(separated.ravel(state.z), tuple(x[:1] for x in target.vault._rows))
         return new._replace(mean_accept_prob=new.mean_accept_prob + 1e-6 * jnp.nan_to_num(row))
 
     monkeypatch.setattr(numpyro_dp.kernels.base.DPKernel, "_step", leaking)

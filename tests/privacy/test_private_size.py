@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-import numpyro_dp.chain.target
+import numpyro_dp.privacy.release
 from numpyro_dp import (
     DPHMC,
     DPSGLD,
@@ -282,7 +282,7 @@ def constant_sum(per_row, rows, bound, width=1, size=None, owners=None, fixed_pl
 )
 def test_two_tables_that_differ_by_a_row_hand_out_the_same(name, monkeypatch):
     """With sums that are told nothing and noise that is the same."""
-    monkeypatch.setattr(numpyro_dp.chain.target, "clipped_sum", constant_sum)
+    monkeypatch.setattr(numpyro_dp.privacy.release, "clipped_sum", constant_sum)
     make = RUNS.get(name) or REFUSED_RUNS[name]
     sizes = (0, 1, 50, 51)
     if name in (
@@ -299,7 +299,7 @@ def test_two_tables_that_differ_by_a_row_hand_out_the_same(name, monkeypatch):
 
 def test_one_person_alone_is_not_refused(monkeypatch):
     """How many there are is private; under replace-one it is public, and a single one is refused."""
-    monkeypatch.setattr(numpyro_dp.chain.target, "clipped_sum", constant_sum)
+    monkeypatch.setattr(numpyro_dp.privacy.release, "clipped_sum", constant_sum)
     one, two = (handed_out(RUNS["persons"], arguments("persons", 4, num_persons)) for num_persons in (1, 2))
     assert one == two
     make = functools.partial(
@@ -311,7 +311,7 @@ def test_one_person_alone_is_not_refused(monkeypatch):
 
 @pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
 def test_where_a_person_may_have_more_rows_their_number_is_private(relation, monkeypatch):
-    monkeypatch.setattr(numpyro_dp.chain.target, "clipped_sum", constant_sum)
+    monkeypatch.setattr(numpyro_dp.privacy.release, "clipped_sum", constant_sum)
     make = functools.partial(DPPenalty, persons, prepare=False, **CAP, **(ADDED | {"neighboring_relation": relation}))
     first, *others = (handed_out(make, arguments("persons", n, 5)) for n in (49, 50, 51))
     assert all(other == first for other in others)

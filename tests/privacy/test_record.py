@@ -270,7 +270,7 @@ def split_otherwise(patch: pytest.MonkeyPatch, normalise: bool = True) -> None:
             return numpyro_dp.privacy.noise.NoisySteps(total.hi + noise.hi, total.lo + noise.lo)
         return original(total, noise)
 
-    for module in (numpyro_dp.chain.target, numpyro_dp.tools.sums, numpyro_dp.privacy.noise):
+    for module in (numpyro_dp.privacy.release, numpyro_dp.privacy.noise):
         patch.setattr(module, "release", release)
 
 

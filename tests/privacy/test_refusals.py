@@ -67,11 +67,14 @@ def test_an_algorithm_gets_nothing_without_noise_in_a_private_run(batches):
     kernel.init(jax.random.key(0), 0, None, (Y,), {})
     target = kernel._target(kernel._separate((Y,), {}), (Y,), {})
     batch = None if batches is None else Batch(np.arange(10), np.array(10))
-    draw = given_draw(noisy=False, batch=batch)
     z, z_new = np.zeros(1, np.float32), np.ones(1, np.float32)
+
+    def draw():
+        return given_draw(noisy=False, batch=batch, ledger=kernel._ledger)
+
     for release in (
-        lambda: target.log_ratio(draw, z, z_new, 1.0),
-        lambda: target.gradient(draw, z, 1.0),
+        lambda: target.log_ratio(draw(), z, z_new, 1.0),
+        lambda: target.gradient(draw(), z, 1.0),
         lambda: target.exact_log_ratio(z, z_new),
     ):
         with pytest.raises(TypeError, match="nothing is released without noise"):

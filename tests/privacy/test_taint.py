@@ -314,9 +314,9 @@ PLANTED = {
 def plant(monkeypatch: pytest.MonkeyPatch) -> None:
     step, admit, diagnose = DPKernel._step, DPKernel._admit, DPKernel.get_diagnostics_str
 
-    def leaking_step(self, separated, target, state):
-        new = step(self, separated, target, state)
-        value = jnp.nan_to_num(target._rows[0][0])
+    def leaking_step(self, separated, target, *others):
+        new = step(self, separated, target, *others)
+        value = jnp.nan_to_num(target.vault._rows[0][0])
         return new._replace(mean_accept_prob=new.mean_accept_prob + 1e-6 * value)
 
     def leaking_admit(self, args, kwargs):

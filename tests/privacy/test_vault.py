@@ -4,6 +4,12 @@ Malicious algorithms, structure hints, preparations and kernels, in the place of
 eps wrong, and is refused or gets a release that has been paid for.
 """
 
+import copy
+import dataclasses
+import pickle
+import sys
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,13 +22,14 @@ from jax import lax
 from numpyro_dp import DPHMC, DPPenalty, FixedBatches, PoissonBatches
 from numpyro_dp.chain.algorithm import Transition
 from numpyro_dp.preparation.fund import Fund, Wish
+from numpyro_dp.privacy.batches import Batch
 from numpyro_dp.privacy.clipping import GRID
-from numpyro_dp.privacy.draws import Draw, Grant
+from numpyro_dp.privacy.draws import Draw, Grant, Slots, draws_now
 from numpyro_dp.privacy.isolation import RowsMeetError
 from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError, Releases, Request, Wanted, plan_for_budget
 from numpyro_dp.privacy.mechanisms import BarkerBatch, Gaussian, LogisticBit, PoissonGaussian
 from numpyro_dp.privacy.noise import NoiseSource
-from numpyro_dp.privacy.release import GradientSum, Grid, PenalizedSum, RowSum, Vault
+from numpyro_dp.privacy.release import ChangeSum, GradientSum, Grid, PenalizedSum, RowSum, Vault
 from numpyro_dp.privacy.structured import Part, RowStructure
 
 N = 64
@@ -156,6 +163,99 @@ def test_no_public_name_leads_to_rows_noise_or_exact_sums():
             assert not secret & {float(x) for array in arrays for x in array}, name
 
 
+def test_a_draw_has_no_twin():
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        for thing in (noise(), vault()):
+            with pytest.raises(TypeError, match=r"cannot be (copied|pickled)"):
+                copied(thing)
+    for first in (None, 1.0, -1, 2):
+        with pytest.raises((TypeError, ValueError)):
+            noise().split(first)
+
+
+def test_two_threads_cannot_take_one_draw():
+    def race():
+        draw, taken = noise(slots=2), []
+
+        def take():
+            try:
+                draw.split(1)
+                taken.append(1)
+            except PrivacyBudgetError:
+                pass
+
+        threads = [threading.Thread(target=take) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return len(taken)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        assert {race() for _ in range(50)} == {1}
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_draws_are_made_by_the_ledger_that_the_table_is_charged_to():
+    slots = Slots(None, None, jnp.ones(1), jnp.ones(1, bool), jnp.zeros((1, 1), jnp.uint32), jnp.zeros(1, bool))
+    with pytest.raises(TypeError, match="made by the ledger"):
+        Draw(slots, Gaussian(1.0), None)
+
+    class Looks(Draw):
+        def __init__(self):
+            self._mechanism, self._ledger, self._is_private = Gaussian(1.0), None, True
+
+    own = draws_now(ledger_for(Gaussian), {"ratio": Request(1, (1,))}, b"")["ratio"]
+    for draw in (Looks(), object(), own):
+        with pytest.raises(TypeError, match="a draw of the ledger that the table is charged to"):
+            vault(ledger=ledger_for(Gaussian)).ask(draw, SUM)
+
+
+def test_a_map_that_the_ledger_was_not_told_of_is_refused():
+    """A user's `vmap` over what a kernel closes over would compute several sums beside one noise."""
+
+    def of(scale):
+        given = given_draw()
+        return vault().ask(given, RowSum(lambda row: row[0][0] * scale, 2.0)).value
+
+    with pytest.raises(PrivacyBudgetError, match="several sums would have the same noise"):
+        jax.vmap(of)(jnp.arange(3.0))
+
+
+def test_a_program_is_for_tables_with_its_own_settings():
+    """Else one that is made for a table without privacy would open another."""
+    open_to_all = vault(private=False)
+    program = open_to_all.program(lambda vault: vault.exact(SUM))
+    program(open_to_all)
+    for other in (vault(), vault(private=False, neighboring_relation="zero_out")):
+        with pytest.raises(TypeError, match="tables with the settings"):
+            program(other)
+    with pytest.raises(TypeError, match="kept by a vault with other settings"):
+        vault(neighboring_relation="zero_out").ask(noise(), vault().keep(SUM))
+
+
+def test_rows_are_touched_where_nobody_else_looks():
+    """In another trace constants could be read; and a search for NaN would stop where a row has one."""
+    of, given = vault(at_hand=False), given_draw(1)
+    structure = RowStructure((Part("direct", np.array([0]), (1,)),), 1, lambda row: (None,), lambda v, row: v[0][0])
+    for touch in (
+        lambda: of.keep(SUM),
+        lambda: of.with_structure(structure, 1),
+        lambda: of.find_bounds(given, SUM.per_row, Grid(2.0, 1), jnp.ones(()), jnp.ones(())),
+    ):
+        with pytest.raises((TypeError, PrivacyBudgetError), match=r"no other trace|good for one release"):
+            jax.make_jaxpr(touch)()
+    rows = (jnp.full(N, 1e30),)
+    overflows = RowStructure(
+        (Part("dot", np.array([[0]]), (1,)),), 1, lambda row: (row[0] * 1e30,), lambda v, row: v[0][0]
+    )
+    with jax.debug_nans(True), jax.debug_infs(True):
+        Vault(rows, neighboring_relation="replace_one").with_structure(overflows, 1)
+
+
 # -- It is paid for what it is asked for -------------------------------------------------------------------------------
 
 
@@ -185,7 +285,7 @@ def test_a_bit_is_no_sum(mechanism, law):
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_weights_by_which_the_sensitivity_is_computed_are_numbers_for_which_it_is(value):
     on_batches = vault(batches=FixedBatches(8))
-    batch = np.arange(8), np.array(8)
+    batch = Batch(np.arange(8), np.array(8))
     for weight, factor in ((value, 0.5), (1.0, value)):
         with pytest.raises(ValueError, match="weight must be positive"):
             on_batches.ask_batch_bit(noise(batch=batch, mechanism=BATCH_BIT), SUM.per_row, weight, factor, 0.0)
@@ -198,11 +298,11 @@ def test_what_is_accounted_for_on_a_batch_is_asked_for_on_a_batch():
     for query in (vault().keep(SUM), GradientSum(jnp.zeros(1), 1.0)):
         on_batches = vault(batches=batches)
         with pytest.raises(TypeError, match="accounted for as on FixedBatches"):
-            on_batches.ask(noise(batch=(np.arange(8), np.array(8))), query)
+            on_batches.ask(noise(batch=Batch(np.arange(8), np.array(8))), query)
     with pytest.raises(TypeError, match="this draw is not one on FixedBatches"):
         vault(batches=batches).ask(noise(), SUM)
     with pytest.raises(TypeError, match="this draw is not one on AllRows"):
-        vault().ask(noise(batch=(np.arange(8), np.array(8))), SUM)
+        vault().ask(noise(batch=Batch(np.arange(8), np.array(8))), SUM)
     with pytest.raises(TypeError, match="batches of a fixed size"):
         vault().ask(noise(), PenalizedSum(SUM.per_row, 1.0, 1.0, 1.0))
 
@@ -231,6 +331,71 @@ def test_rows_that_would_meet_are_refused():
     structure = RowStructure((), 1, lambda row: (), lambda values, row: 0.0)
     with pytest.raises(TypeError, match="in public places"):
         vault(public_places=False).with_structure(structure, 1)
+
+
+class Curious:
+    """What would like to meet rows: an operand with operations of its own."""
+
+    def __init__(self):
+        self.met = []
+
+    def meet(self, other):
+        self.met.append(other)
+        return other
+
+    __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __add__ = __radd__ = __lt__ = __gt__ = __getitem__ = meet
+
+
+def test_operands_are_plain_numbers_and_arrays():
+    curious = Curious()
+    on_batches = vault(batches=FixedBatches(8))
+    batch = Batch(np.arange(8), np.array(8))
+    for ask in (
+        lambda: vault().ask(noise(), SUM._replace(bound=curious)),
+        lambda: vault().ask_bit(noise(mechanism=LogisticBit(1.0)), SUM, curious),
+        lambda: on_batches.ask(noise(batch=batch), PenalizedSum(SUM.per_row, 1.0, curious, 1.0)),
+        lambda: structured().ask(noise(), GradientSum(curious, 1.0)),
+        lambda: structured().ask(noise(), ChangeSum(jnp.zeros(1), curious, 1.0)),
+        lambda: vault().find_bounds(given_draw(1), lambda row: row[0], Grid(2.0, 1), curious, jnp.ones(())),
+    ):
+        with pytest.raises(TypeError):
+            ask()
+    assert not curious.met
+
+
+def structured(x=lambda row: row[0], rest=lambda values, row: values[0][0], kind="dot"):
+    return vault().with_structure(RowStructure((Part(kind, np.array([[0]]), (1,)),), 1, lambda row: (x(row),), rest), 1)
+
+
+@pytest.mark.parametrize("bound", [jnp.ones(N), jnp.ones((1, 1)), np.ones(3), 1j, jnp.ones((300, 1))])
+def test_a_bound_is_one_real_number(bound):
+    vector = RowSum(lambda row: jnp.tile(row[0], 3), bound)
+    for ask in (
+        lambda: vault().ask(given_draw(3), vector),
+        lambda: vault().ask(noise(), SUM._replace(bound=bound)),
+        lambda: structured().ask(given_draw(1), GradientSum(jnp.zeros(1), bound)),
+        lambda: structured().ask(noise(), ChangeSum(jnp.zeros(1), jnp.ones(1), bound)),
+        lambda: vault().ask_bit(noise(mechanism=LogisticBit(1.0)), SUM, bound),
+    ):
+        with pytest.raises((ValueError, TypeError), match="one real number"):
+            ask()
+
+
+def test_what_a_row_contributes_is_a_real_vector():
+    for per_row in (
+        lambda row: jnp.tile(row[0], (3, 1)),
+        lambda row: jnp.stack([row[0][0] + 0j, 1j * row[0][0]]),
+    ):
+        with pytest.raises(ValueError, match="a real number or a vector"):
+            vault().ask(noise(), RowSum(per_row, 1.0))
+    with pytest.raises(ValueError, match="one real number"):
+        batch = Batch(np.arange(8), np.array(8))
+        vault(batches=FixedBatches(8)).ask(noise(batch=batch), PenalizedSum(lambda row: row[0], 1.0, 1.0, 1.0))
+    with pytest.raises(TypeError, match="batches of a fixed size"):
+        of = vault(batches=PoissonBatches(rate=0.1))
+        of.ask(noise(batch=Batch(np.arange(8), np.array(3))), PenalizedSum(SUM.per_row, 1.0, 1.0, 1.0))
+    with pytest.raises(ValueError, match="a vector of real numbers"):
+        vault().find_bounds(given_draw(1), lambda row: row[0][0], Grid(2.0, 1), jnp.ones(()), jnp.ones(()))
 
 
 # -- Ledgers -----------------------------------------------------------------------------------------------------------
@@ -270,6 +435,69 @@ def test_a_release_costs_what_its_batch_costs(mechanism, batches):
     with pytest.raises(PrivacyBudgetError, match="are accounted for as"):
         ledger.grant({"ratio": request}, 0, N, b"")
     assert not any(map(any, ledger.spent().values()))
+
+
+class Cheap(Gaussian):
+    rho = 0.0
+
+
+class Cheaper(float):
+    def __float__(self):
+        return 1e-6
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Releases((Gaussian(1e-3),), (1,)),
+        Releases((Gaussian(0.0),), (1,)),
+        Releases((Gaussian(Cheaper(9.0)),), (1,)),
+        Releases((Cheap(9.0),), (1,)),
+        Releases((Gaussian(9.0),), (-1,)),
+        Releases((Gaussian(9.0), LogisticBit(9.0)), (1, 1)),
+    ],
+)
+def test_a_plan_costs_what_it_says(kind):
+    plan = ledger_for(Gaussian).plan
+    with pytest.raises((PrivacyBudgetError, TypeError, ValueError)):
+        Ledger(NoiseSource()).commit(dataclasses.replace(plan, kinds={"ratio": kind}))
+
+
+def test_mechanisms_that_say_one_thing_now_and_another_later_are_noticed():
+    with pytest.raises(PrivacyBudgetError, match="these releases cost eps"):
+        ledger_for(lambda m: Gaussian(m if m in (1.0, 2.0) else 1e-3))
+
+
+def test_a_plan_is_what_was_committed():
+    mechanisms = [Gaussian(9.0)]
+    plan = dataclasses.replace(ledger_for(Gaussian).plan, kinds={"ratio": Releases(mechanisms, [1])})
+    ledger = Ledger(NoiseSource())
+    ledger.commit(plan)
+    mechanisms[0] = Gaussian(1e-6)
+    assert ledger.plan.kinds == {"ratio": Releases((Gaussian(9.0),), (1,))}
+
+
+def test_nothing_makes_a_private_plan_one_without_noise():
+    ledger = ledger_for(Gaussian, 1)
+    with pytest.raises(PrivacyBudgetError, match="nothing in a private plan is without noise"):
+        ledger.assign("ratio", {"x": Releases((Gaussian(0.0),), (0,))})
+    assert ledger.plan.private
+
+
+class AlwaysTheFirst(PoissonBatches):
+    def draw(self, words, num_rows):
+        return np.zeros(8, np.int32), 1
+
+
+def test_batches_are_drawn_as_they_are_accounted_for():
+    batches = AlwaysTheFirst(rate=0.1)
+    for ask in (
+        lambda: vault(batches=batches),
+        lambda: ledger_for(lambda m: PoissonGaussian(m, 0.1)).grant({"ratio": Request(1, (1,), batches)}, 0, N, b""),
+        lambda: DPPenalty(model, eps=1.0, batch_size=batches),
+    ):
+        with pytest.raises(TypeError, match="batches are of the classes of"):
+            ask()
 
 
 # -- A malicious structure ---------------------------------------------------------------------------------------------
@@ -331,6 +559,46 @@ def test_a_structure_that_is_wrong_is_clipped_all_the_same():
         lambda values, row: 1e3 * values[0].sum(),
     )
     assert 0.9 < largest_step(wrong, 3) <= 1
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        lambda row: jnp.full(1, 65536, jnp.int32),
+        lambda row: jnp.ones((1, 1)),
+        lambda row: jnp.ones(2),
+        lambda row: None,
+    ],
+)
+def test_numbers_of_a_row_are_those_of_which_norms_are_computed(x):
+    with pytest.raises(ValueError, match="a dot part needs other numbers of a row"):
+        structured(x)
+
+
+def test_small_numbers_of_low_precision_are_not_lost_in_the_norm():
+    half = RowStructure(
+        (Part("dot", np.arange(3)[:, None], (1,)),),
+        4,
+        lambda row: (jnp.full(3, 1e-4, jnp.float16),),
+        lambda values, row: 1e9 * values[0].sum() * row[0][0],
+    )
+    assert 0.9 < largest_step(half, 3) <= 1
+
+
+def test_a_structure_cannot_change_after_it_was_checked():
+    class Sly(Part):
+        def value(self, z, coefficient):
+            raise AssertionError("rows in other hands")
+
+    places = np.array([0, 1])
+    parts = [Sly("direct", places, (2,))]
+    sly = RowStructure(tuple(parts), 2, lambda row: (None,), lambda values, row: values[0].sum() * row[0][0])
+    of = vault().with_structure(sly, 2)
+    places[:] = 0
+    of.ask(given_draw(2), GradientSum(jnp.zeros(2), 1.0))
+    with pytest.raises(ValueError, match="log density is one number"):
+        of = structured(rest=lambda values, row: jnp.stack([values[0][0]] * 5))
+        of.ask(noise(), ChangeSum(jnp.zeros(1), jnp.ones(1), 1.0))
 
 
 # -- Malicious kernels and preparations --------------------------------------------------------------------------------
@@ -453,7 +721,9 @@ def test_a_preparation_cannot_spend_more_than_its_reserve():
     with pytest.raises(PrivacyBudgetError, match="is wanted from a reserve of"):
         fund.assign({"sums": Releases((Gaussian(1.0),), (10**6,))})
     draw = fund.ask(sum=Wish(0.5 * fund.left))["sum"]
-    assert isinstance(draw, Draw)
-    vault().ask(draw, SUM)
-    with pytest.raises(PrivacyBudgetError, match="good for one release"):
+    with pytest.raises(TypeError, match="a draw of the ledger that the table is charged to"):
         vault().ask(draw, SUM)
+    of = vault(ledger=ledger)
+    of.ask(draw, SUM)
+    with pytest.raises(PrivacyBudgetError, match="good for one release"):
+        of.ask(draw, SUM)
