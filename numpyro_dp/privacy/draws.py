@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 from jax.experimental import io_callback
-from jax.extend.core import get_opaque_trace_state
 
 from numpyro_dp.privacy.batches import AllRows, Batch, Batches
 from numpyro_dp.privacy.clipping import OwnerIndex
@@ -25,6 +24,11 @@ from numpyro_dp.privacy.ledger import Drawn, Ledger, PrivacyBudgetError, Request
 from numpyro_dp.privacy.mechanisms import BarkerBatch, LogisticBit, Mechanism
 from numpyro_dp.privacy.noise import GridNoise
 from numpyro_dp.privacy.vmap import cond_of_chains
+
+try:
+    from jax.extend.core import get_opaque_trace_state as trace_state
+except ImportError:  # of JAX 0.9
+    from jax.core import get_opaque_trace_state as trace_state  # type: ignore[attr-defined,no-redef]
 
 T = TypeVar("T")
 _KEY = object()
@@ -61,7 +65,7 @@ class Draw:
         self._slots: list[Slots] = [slots]  # popped when it is taken, which no other thread can do between
         self._mechanism, self._ledger, self._length = mechanism, ledger, slots.granted.shape[0]
         self._multiplier, self._is_private = slots.noise_multiplier, slots.noise is not None
-        self._trace = get_opaque_trace_state()
+        self._trace = trace_state()
 
     def __len__(self) -> int:
         return self._length
@@ -107,7 +111,7 @@ class Draw:
         """
         :raises PrivacyBudgetError: if it was taken before, or could be taken several times.
         """
-        if self._trace != get_opaque_trace_state():
+        if self._trace != trace_state():
             raise PrivacyBudgetError(
                 "a draw is good for one release, and what is asked for in a loop, a map, a branch or a derivative may "
                 "be asked for several times: hand the draw on by its `scan`, `split` or `when`"

@@ -27,7 +27,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import io_callback
-from jax.extend.core import get_opaque_trace_state
 
 from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batch, Batches, FixedBatches, require_batches
 from numpyro_dp.privacy.clipping import (
@@ -41,7 +40,7 @@ from numpyro_dp.privacy.clipping import (
     penalized_sum,
     whole_chunks,
 )
-from numpyro_dp.privacy.draws import BATCH_BIT, BIT, SUM, Draw, Opened, Slots, law_of
+from numpyro_dp.privacy.draws import BATCH_BIT, BIT, SUM, Draw, Opened, Slots, law_of, trace_state
 from numpyro_dp.privacy.isolation import alone, one_row
 from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError
 from numpyro_dp.privacy.mechanisms import BarkerBatch, size_is_public
@@ -187,7 +186,7 @@ class Vault:
         ledger: Ledger | None = None,
         at_hand: bool = True,
     ):
-        self._rows, self._ledger, self._trace = tuple(rows), ledger, get_opaque_trace_state()
+        self._rows, self._ledger, self._trace = tuple(rows), ledger, trace_state()
         self._relation, self._private = neighboring_relation, private
         self._rows_per_unit, self._places = rows_per_unit, public_places
         self._batches, self._owners, self._layout, self._at_hand = require_batches(batches), owners, layout, at_hand
@@ -281,7 +280,7 @@ class Vault:
     def _of(self, rows: tuple) -> "Vault":
         other = object.__new__(Vault)
         other.__dict__.update(self.__dict__)
-        other._rows, other._structured, other._trace = tuple(rows), None, get_opaque_trace_state()
+        other._rows, other._structured, other._trace = tuple(rows), None, trace_state()
         return other
 
     def __copy__(self) -> "Vault":
@@ -299,7 +298,7 @@ class Vault:
 
         Without JAX's search for NaN, which would stop where a row has one.
         """
-        if self._trace != get_opaque_trace_state():
+        if self._trace != trace_state():
             raise TypeError("what is kept of the rows is computed where the vault was made, in no other trace")
         with jax.debug_nans(False), jax.debug_infs(False):
             yield
