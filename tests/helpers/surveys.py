@@ -10,7 +10,7 @@ from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.preparation.derivatives import Derivatives, Fit, Frame, Survey
 from numpyro_dp.preparation.fund import RESERVE, Fund
-from numpyro_dp.privacy.accounting import noise_multiplier_for
+from numpyro_dp.privacy.accounting import gaussian_eps, noise_multiplier_for
 from numpyro_dp.privacy.ledger import Ledger, Plan, Releases, merged_stages
 from numpyro_dp.privacy.mechanisms import Gaussian
 from numpyro_dp.privacy.noise import NoiseSource
@@ -206,7 +206,7 @@ def fund_of(rho):
     """A fund with a ledger of its own."""
     ledger = Ledger(NoiseSource(0))
     reserve = Releases((Gaussian(noise_multiplier_for(rho, 1)),), (1,))
-    ledger.commit(Plan(1.0, 1e-6, "replace_one", {RESERVE: reserve}, 1, 1, None))
+    ledger.commit(Plan(gaussian_eps(1e-6, rho), 1e-6, "replace_one", {RESERVE: reserve}, 1, 1, None))
     return Fund(ledger)
 
 

@@ -169,8 +169,9 @@ def target_of(kernel, table):
     return kernel._target(kernel._separate((table,), {}), (table,), {})
 
 
-def draw(shape, noise_multiplier=1.0, noise=0):
-    return given_draw(*shape, hi=noise, lo=noise, noise_multiplier=noise_multiplier)
+def statistics_of(target, shape, noise_multiplier=1.0):
+    """Without noise, though with a scale of it."""
+    return target.statistics(given_draw(*shape, noise_multiplier=noise_multiplier, ledger=target.vault._ledger))
 
 
 @pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
@@ -179,7 +180,7 @@ def test_the_sums_say_what_the_model_says(relation):
     counted = relation == "add_or_remove_one"
     kernel = make(eps=1.0, delta=1e-3, num_iterations=5, neighboring_relation=relation)
     target, family = target_of(kernel, Y), kernel._known_family
-    statistics, sd = target.statistics(draw((family.size + counted,)))
+    statistics, sd = statistics_of(target, (family.size + counted,))
     assert statistics.shape == (2 + counted,)
     room = 1 + 1e-4
     assert float(sd) == pytest.approx(family.bound * room * (np.sqrt(2) if counted else 2))
@@ -203,7 +204,7 @@ def test_a_row_moves_the_sums_by_at_most_the_sensitivity(relation):
     @jax.jit
     def statistics(y):
         separated = kernel._separate((y,), {})
-        return kernel._target(separated, (y,), {}).statistics(draw((2 + (not replaces),)))
+        return statistics_of(kernel._target(separated, (y,), {}), (2 + (not replaces),))
 
     sums, sensitivity = statistics(Y)
     for row in [np.nan, np.inf, -np.inf, 1e30, -8.0, 8.0, 0.0]:
@@ -224,7 +225,7 @@ def test_extreme_rows_use_the_whole_sensitivity():
     values = []
     for table in (lowest, highest):
         target = target_of(make(mean_only, eps=1.0, num_iterations=5), table)
-        value, sensitivity = target.statistics(draw((1,)))
+        value, sensitivity = statistics_of(target, (1,))
         values.append(float(value[0]))
     assert values[1] - values[0] == pytest.approx(float(sensitivity), rel=1e-3)
 
@@ -304,8 +305,8 @@ def test_one_budget_one_table():
 def test_owners_add_noise_of_their_own():
     alone = make(noise_multiplier_statistics=3.0, num_iterations=5)
     shared = make(noise_multiplier_statistics=3.0, num_iterations=5, owners=np.arange(N) % 4)
-    together, scale = target_of(alone, Y).statistics(draw((2,), 3.0))
-    of_owners, larger = target_of(shared, Y).statistics(draw((4, 2), 3.0))
+    together, scale = statistics_of(target_of(alone, Y), (2,), 3.0)
+    of_owners, larger = statistics_of(target_of(shared, Y), (4, 2), 3.0)
     np.testing.assert_allclose(of_owners, together, rtol=1e-5, atol=1e-4)
     assert float(larger) == pytest.approx(2 * float(scale))
 
@@ -354,7 +355,7 @@ def test_an_iteration_has_no_array_as_long_as_the_table():
 def test_pickles_hold_no_sums():
     mcmc = reference()
     kernel = mcmc.sampler
-    sums = np.asarray(target_of(make(eps=1.0, num_iterations=5), Y).statistics(draw((2,))).value)
+    sums = np.asarray(statistics_of(target_of(make(eps=1.0, num_iterations=5), Y), (2,)).value)
     for data in (pickle.dumps(kernel), pickle.dumps(mcmc)):
         assert not any(part.tobytes() in data for part in (*sums, *sums.astype(float), *Y, *Y.astype(np.float32)))
     again = pickle.loads(pickle.dumps(mcmc))

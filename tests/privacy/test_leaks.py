@@ -378,7 +378,7 @@ def test_equal_noise_on_neighbouring_tables_moves_only_the_sums():
     for table in (X, neighbour):
         separated = kernel._separate((table,), {"y": y, "group": group})
         target = kernel._target(separated, (table,), {"y": y, "group": group})
-        draw = given_draw(5, hi=jnp.arange(5), lo=jnp.arange(5))
+        draw = given_draw(5, hi=jnp.arange(5), lo=jnp.arange(5), ledger=kernel._ledger)
         sums.append(np.asarray(target.gradient(draw, jnp.linspace(-1, 1, 5), 0.7).value, float))
     moved = np.linalg.norm(sums[0] - sums[1])
     assert 0 < moved <= 2 * 0.7 + 1e-3  # float32 resolves no more beside the noise
