@@ -156,7 +156,7 @@ def composed_eps(releases: Releases, delta: float, relation: str, accountant: st
     The releases may be adaptive (each may depend on the values of those before it), but their mechanisms and counts
     must be fixed beforehand.
 
-    :param relation: ``"replace_one"`` or ``"add_or_remove_one"``.
+    :param relation: one of `NEIGHBORING_RELATIONS`.
     :param accountant: ``"best"``, or one of `ACCOUNTANTS`.
     :raises ValueError: if the accountant does not apply to one of the releases, or a mechanism not to the relation.
     """

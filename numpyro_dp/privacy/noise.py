@@ -80,7 +80,7 @@ class NoiseSource:
         law = LOGISTIC if isinstance(mechanism, LogisticBit) else NORMAL
         # Rounded up: never less noise than was planned.
         scale = math.ceil(mechanism.noise_multiplier * sensitivity_steps(neighboring_relation))
-        if isinstance(mechanism, BarkerBatch):  # its standard deviation depends on the batch, see `batch_bit`
+        if isinstance(mechanism, BarkerBatch):  # its standard deviation depends on the batch, see `release_batch_bit`
             scale = GRID
         steps = rounded(law, scale, math.prod(shape), self.words(nonce)).reshape(shape)
         # Beyond 2**55 the high part wraps around, as the released integer then does.

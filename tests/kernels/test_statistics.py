@@ -16,8 +16,8 @@ import pytest
 from numpyro.infer import NUTS
 from scipy import stats
 
-import numpyro_dp.kernels.base
 import numpyro_dp.kernels.exponential_family
+import numpyro_dp.privacy.draws
 import numpyro_dp.privacy.ledger
 import numpyro_dp.privacy.release
 from numpyro_dp import (
@@ -59,7 +59,7 @@ def fast_callbacks(monkeypatch):
 
         return jax.pure_callback(all_chains, shapes, *args, vmap_method="broadcast_all")
 
-    monkeypatch.setattr(numpyro_dp.kernels.base, "io_callback", callback)
+    monkeypatch.setattr(numpyro_dp.privacy.draws, "io_callback", callback)
     monkeypatch.setattr(numpyro_dp.privacy.ledger.accounting, "composed_eps", lambda *_: 1.0)
 
 
