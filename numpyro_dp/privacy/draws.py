@@ -21,7 +21,7 @@ from jax.experimental import io_callback
 from numpyro_dp.privacy.batches import AllRows, Batch, Batches
 from numpyro_dp.privacy.clipping import OwnerIndex
 from numpyro_dp.privacy.ledger import Drawn, Ledger, PrivacyBudgetError, Request
-from numpyro_dp.privacy.mechanisms import BarkerBatch, LogisticBit, Mechanism
+from numpyro_dp.privacy.mechanisms import BarkerBatch, LogisticBit, Mechanism, with_noise_multiplier
 from numpyro_dp.privacy.noise import GridNoise
 from numpyro_dp.privacy.vmap import cond_of_chains
 
@@ -122,7 +122,8 @@ class Draw:
             raise PrivacyBudgetError("a draw is good for one release: a second one would have the same noise") from None
 
     def _opened(self) -> "Opened":
-        return Opened(self._take(), self._mechanism)
+        # What a program is compiled for does not go by how much noise there is: that is in the slots.
+        return Opened(self._take(), with_noise_multiplier(self._mechanism, 1.0))
 
     @staticmethod
     def _closed(opened: "Opened", ledger: Ledger | None) -> "Draw":

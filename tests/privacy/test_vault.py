@@ -139,6 +139,20 @@ def test_a_draw_is_handed_on_where_it_is_asked_for():
     assert float(program(vault(), noise(lo=GRID))) == pytest.approx(exact + 2, abs=1e-4)
 
 
+def test_a_program_is_compiled_once_however_much_noise_there_is():
+    traced = []
+
+    def ask(vault, draw):
+        traced.append(1)
+        return vault.ask(draw, SUM).value
+
+    of = vault()
+    program = of.program(ask)
+    for multiplier in (1.0, 2.0, 7.5):
+        program(of, noise(noise_multiplier=multiplier))
+    assert len(traced) == 1
+
+
 def test_a_draw_is_no_array():
     """It cannot be kept in a state, sent out of a program, or looped over."""
     for use in (
