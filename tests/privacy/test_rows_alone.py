@@ -273,3 +273,15 @@ def test_what_no_output_depends_on_is_left_out():
     checked = alone(lambda x, y: (own_rule(y), 2 * x)[1], 1.0, 2.0)
     assert checked.used == [True, False]
     np.testing.assert_array_equal(jax.vmap(checked.of)(jnp.arange(3.0), jnp.ones(3)), [0, 2, 4])
+
+
+def test_an_operation_that_looks_like_one_that_jax_wraps_is_refused():
+    """By the name of its class; nor does an object of the real class help in an operation of somebody else's."""
+    lookalike = type("SearchSorted", (), {"__module__": "jax._src.numpy.hijax"})()
+    wrapped = jax.make_jaxpr(jnp.searchsorted)(jnp.ones(3), jnp.float32(1.0))
+    real = [eqn.params["_prim"] for eqn in wrapped.jaxpr.eqns if "_prim" in eqn.params]
+    own = Primitive("somebodys")
+    own.def_abstract_eval(lambda x, **params: x)
+    for prim in (lookalike, *real):
+        with pytest.raises(RowsMeetError):
+            alone(lambda x, prim=prim: own.bind(x, _prim=prim), jnp.ones(3))
