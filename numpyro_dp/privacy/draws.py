@@ -59,7 +59,7 @@ class Draw:
     Each slot is good for one release, in the trace in which the draw was made, from a vault of the same ledger.
     """
 
-    def __init__(self, slots: Slots, mechanism: Mechanism, ledger: "Ledger | None", key: object = None):
+    def __init__(self, slots: Slots, mechanism: Mechanism, ledger: Any, key: object = None):
         if key is not _KEY:
             raise TypeError("draws are made by the ledger: ask for them with `ask_ledger` or `draws_now`")
         self._slots: list[Slots] = [slots]  # popped when it is taken, which no other thread can do between
@@ -126,7 +126,7 @@ class Draw:
         return Opened(self._take(), with_noise_multiplier(self._mechanism, 1.0))
 
     @staticmethod
-    def _closed(opened: "Opened", ledger: Ledger | None) -> "Draw":
+    def _closed(opened: "Opened", ledger: Any) -> "Draw":
         return Draw(opened.slots, opened.mechanism, ledger, _KEY)
 
     def __copy__(self) -> "Draw":

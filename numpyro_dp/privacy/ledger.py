@@ -26,7 +26,7 @@ import numpy as np
 
 from numpyro_dp.privacy import accounting
 from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batches, require_batches
-from numpyro_dp.privacy.mechanisms import Gaussian, Mechanism, rebuilt
+from numpyro_dp.privacy.mechanisms import Gaussian, Mechanism, rebuilt, with_noise_multiplier
 from numpyro_dp.privacy.noise import MAX_NOISE_MULTIPLIER, NoiseSource
 
 _forks = 0  # of the process, from the first one that imported this module down to this one
@@ -307,14 +307,14 @@ def _planned(wanted: Mapping[str, Wanted], noise_multipliers: Mapping[str, float
 def _rebuilt(kinds: Mapping[str, Releases]) -> dict[str, Releases]:
     """The same kinds of release, of our own classes and of plain numbers.
 
-    :raises ValueError: if counts are no counts, or one kind has mechanisms of several classes.
+    :raises ValueError: if counts are no counts, or one kind has mechanisms that differ in more than their noise.
     :raises TypeError: if a mechanism is of another class.
     """
     found = {}
     for name, (mechanisms, counts) in kinds.items():
         mechanisms, counts = tuple(map(rebuilt, mechanisms)), tuple(counts)
-        if len({type(mechanism) for mechanism in mechanisms}) != 1 or "\0" in name:
-            raise ValueError(f"{name!r} releases are of one class of mechanisms, under a plain name")
+        if len({with_noise_multiplier(mechanism, 1.0) for mechanism in mechanisms}) != 1 or "\0" in name:
+            raise ValueError(f"{name!r} releases are of mechanisms that differ in their noise only, under a plain name")
         found[str(name)] = Releases(mechanisms, tuple(require_whole(name, counts, len(mechanisms))))
     return found
 

@@ -149,8 +149,8 @@ class PenalizedSum(NamedTuple):
 class KeptSum:
     """A sum that the vault has computed once, for several releases."""
 
-    def __init__(self, total: ClippedSum | UnclippedSum, settings: tuple):
-        self._total, self._settings = total, settings
+    def __init__(self, total: ClippedSum | UnclippedSum, settings: tuple, ledger: Any):
+        self._total, self._settings, self._ledger = total, settings, ledger
 
 
 Query = RowSum | GradientSum | ChangeSum | PenalizedSum | KeptSum
@@ -186,7 +186,8 @@ class Vault:
         ledger: Ledger | None = None,
         at_hand: bool = True,
     ):
-        self._rows, self._ledger, self._trace = tuple(rows), ledger, trace_state()
+        self._ledger: Any = ledger  # compared with that of a draw
+        self._rows, self._trace = tuple(rows), trace_state()
         self._relation, self._private = neighboring_relation, private
         self._rows_per_unit, self._places = rows_per_unit, public_places
         self._batches, self._owners, self._layout, self._at_hand = require_batches(batches), owners, layout, at_hand
@@ -260,8 +261,11 @@ class Vault:
             raise ValueError(f"static arguments are counted from 0, got {static}")
 
         def inner(rows: tuple, *args: Any) -> T:
-            closed = (Draw._closed(a, self._ledger) if isinstance(a, Opened) else a for a in args)
-            return function(self._of(rows), *closed)
+            # Of a ledger that nobody else has: `function` may have other vaults at hand, which nobody has charged.
+            own = self._of(rows)
+            own._ledger = object()
+            closed = (Draw._closed(a, own._ledger) if isinstance(a, Opened) else a for a in args)
+            return function(own, *closed)
 
         compiled = jax.jit(inner, static_argnums=tuple(k + 1 for k in static))
 
@@ -361,7 +365,7 @@ class Vault:
         """Compute a sum over all rows now, for several releases. Each row is rounded by itself."""
         self._require_all_rows()
         with self._aside(), self._once():
-            return KeptSum(self._row_sum(query, None, by_blocks=False), self._settings())
+            return KeptSum(self._row_sum(query, None, by_blocks=False), self._settings(), self._ledger)
 
     def find_bounds(
         self,
@@ -474,8 +478,8 @@ class Vault:
             return penalized_sum(moments, query.weight, query.factor)
         self._require_all_rows()
         if isinstance(query, KeptSum):
-            if query._settings != self._settings():
-                raise TypeError("this sum was kept by a vault with other settings")
+            if query._settings != self._settings() or query._ledger is not self._ledger:
+                raise TypeError("this sum was kept by a vault of another table or with other settings")
             return query._total
         if self._structured is None:
             raise TypeError("nobody has told the structure of the rows' log density")

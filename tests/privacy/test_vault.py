@@ -247,7 +247,18 @@ def test_a_program_is_for_tables_with_its_own_settings():
     for other in (vault(), vault(private=False, neighboring_relation="zero_out")):
         with pytest.raises(TypeError, match="tables with the settings"):
             program(other)
-    with pytest.raises(TypeError, match="kept by a vault with other settings"):
+    one, other = ledger_for(Gaussian), ledger_for(Gaussian)
+    asked = []
+    program = vault(ledger=one).program(lambda inner, draw: asked[0].ask(draw, SUM).value)
+    asked.append(vault(ledger=one))
+    for charged in (one, other):
+        draw = draws_now(charged, {"ratio": Request(1, (1,))}, b"")["ratio"]
+        with pytest.raises(TypeError, match="a draw of the ledger"):
+            program(vault(ledger=charged), draw)
+    draw = draws_now(other, {"ratio": Request(1, (1,))}, b"")["ratio"]
+    with pytest.raises(TypeError, match="kept by a vault of another table"):
+        vault(ledger=other).ask(draw, vault(ledger=one).keep(SUM))
+    with pytest.raises(TypeError, match="kept by a vault of another table or with other settings"):
         vault(neighboring_relation="zero_out").ask(noise(), vault().keep(SUM))
 
 
@@ -469,6 +480,7 @@ class Cheaper(float):
         Releases((Cheap(9.0),), (1,)),
         Releases((Gaussian(9.0),), (-1,)),
         Releases((Gaussian(9.0), LogisticBit(9.0)), (1, 1)),
+        Releases((BarkerBatch(9.0, 8, N, 1e-3), BarkerBatch(9.0, 8, N, 1e3)), (0, 1)),
     ],
 )
 def test_a_plan_costs_what_it_says(kind):
