@@ -119,7 +119,7 @@ def alone(function: Callable, *example: Any, of_rows: Sequence[bool] | None = No
     """A function of one row, checked and ready to be mapped.
 
     **Formal guarantee.** Mapped over rows, it gives each of them what it gives that row alone, up to what a compiler
-    does to last bits (see SECURITY.md).
+    does to last bits (see docs/floating-point.md).
 
     :param function: of `example`.
     :param example: its arguments, or shapes of them, for one row.
