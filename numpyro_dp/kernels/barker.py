@@ -122,9 +122,9 @@ class DPBarker(RandomWalk, PreparedKernel):
             step_size=step_size,
             **only(MetropolisOptions, options),
         )
-        if not isinstance(self._batches, AllRows | FixedBatches):
+        if not isinstance(self.settings.batches, AllRows | FixedBatches):
             raise ValueError("DPBarker's batches have a fixed size: give batch_size as an integer")
-        if self._batched and self._neighboring_relation != "replace_one":
+        if self._batched and self.settings.neighboring_relation != "replace_one":
             raise ValueError("DPBarker on batches needs neighboring_relation='replace_one'")
         if correction not in CORRECTIONS:
             raise ValueError(f"correction must be one of {', '.join(map(repr, CORRECTIONS))}, got {correction!r}")
@@ -132,7 +132,7 @@ class DPBarker(RandomWalk, PreparedKernel):
             raise ValueError(f"variance must be positive, got {variance}")
         self._set_walk(one_component, guided)
         self._variance = 2.0 if self._batched and variance is None else variance
-        if self._owners is not None:
+        if self.settings.owners is not None:
             raise ValueError(
                 "the noise of this test has a fixed size, and that of several data owners adds up to more: use "
                 "DPPenalty, which corrects for all of it"
@@ -141,17 +141,17 @@ class DPBarker(RandomWalk, PreparedKernel):
 
     @property
     def _batched(self) -> bool:
-        return isinstance(self._batches, FixedBatches)
+        return isinstance(self.settings.batches, FixedBatches)
 
     # -- What is released --------------------------------------------------------------------------------------------
 
     def _mechanisms(
         self, kind: str, noise_multiplier: float, num_rows: int, num_iterations: int
     ) -> tuple[Mechanism, ...]:
-        if isinstance(self._batches, FixedBatches) and self._variance is not None:
+        if isinstance(self.settings.batches, FixedBatches) and self._variance is not None:
             # A budget that would allow the batch itself more than the total variance is not used up.
             least = 1 / (LARGEST_BATCH_SHARE * math.sqrt(self._variance)) if noise_multiplier else 0.0
-            size = self._batches.batch_size
+            size = self.settings.batches.batch_size
             return (BarkerBatch(max(noise_multiplier, least), size, num_rows, self._variance),)
         if self._variance is None:
             return (LogisticBit(noise_multiplier),)
@@ -162,39 +162,39 @@ class DPBarker(RandomWalk, PreparedKernel):
 
     def _row_bound(self, noise_multiplier: jax.Array, power: float, num_rows: int) -> jax.Array:
         """Bound on the change of one row's log density, before tempering, at which the noise is what was granted."""
-        if isinstance(self._batches, FixedBatches):
-            mechanism = BarkerBatch(1.0, self._batches.batch_size, num_rows, self._variance or 0.0)
-            return batch_bit_bound(mechanism, noise_multiplier, power * self._batches.weight(num_rows))
-        per_row = bounds_per_row(self._neighboring_relation)
+        if isinstance(self.settings.batches, FixedBatches):
+            mechanism = BarkerBatch(1.0, self.settings.batches.batch_size, num_rows, self._variance or 0.0)
+            return batch_bit_bound(mechanism, noise_multiplier, power * self.settings.batches.weight(num_rows))
+        per_row = bounds_per_row(self.settings.neighboring_relation)
         scale = 1.0 if self._variance is None else math.sqrt(self._variance)
         return scale / (per_row * noise_multiplier * power)
 
     def _worth(self, slope: float, size: int, num_rows: int) -> float:
-        plan = self._ledger.plan
+        plan = self.ledger.plan
         multiplier = jnp.asarray(plan.kinds["ratio"].mechanisms[0].noise_multiplier, jnp.result_type(float))
-        reach = float(self._row_bound(multiplier, self._power(num_rows), num_rows)) / slope
+        reach = float(self._row_bound(multiplier, self.settings.power_for(num_rows), num_rows)) / slope
         # About half of the jumps are accepted, and those of length l add l^2 / size to the variance of a coordinate.
         jump = min(reach, 2.38)
         return plan.num_iterations * plan.num_chains * jump**2 / size / 4
 
-    def _describe_clip(self, kind: str) -> str:
-        bound = f"{self._clips['ratio']:g} per unit of distance bounds the jumps"
-        multiplier = self._ledger.plan.kinds["ratio"].mechanisms[0].noise_multiplier
+    def describe_clip(self, kind: str) -> str:
+        bound = f"{self.clip('ratio'):g} per unit of distance bounds the jumps"
+        multiplier = self.ledger.plan.kinds["ratio"].mechanisms[0].noise_multiplier
         if not multiplier:
             return bound
-        if isinstance(self._batches, FixedBatches):
+        if isinstance(self.settings.batches, FixedBatches):
             return f"{bound}; tempered rows are clipped at {1 / multiplier:.4g} sqrt(batch_size) / n"
-        per_row = bounds_per_row(self._neighboring_relation)
+        per_row = bounds_per_row(self.settings.neighboring_relation)
         scale = 1.0 if self._variance is None else math.sqrt(self._variance)
         return f"{bound}; tempered rows are clipped at {scale / (per_row * multiplier):.4g}"
 
-    def _describe_exactness(self) -> str:
+    def describe_exactness(self) -> str:
         approximations = []
         if isinstance(self._correction, Correction):
             approximations.append(f"the test is Barker's up to an error of {self._correction.cdf_error:.1e}")
         if self._batched:
             approximations.append("estimates from batches are taken to be normal")
-        return "; ".join([super()._describe_exactness().split(";")[0], *approximations])
+        return "; ".join([super().describe_exactness().split(";")[0], *approximations])
 
     # -- The algorithm -----------------------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class DPBarker(RandomWalk, PreparedKernel):
         target, z, draw = step.target, step.z, step.grant["ratio"]
         bound = self._row_bound(draw.noise_multiplier, target.power, target.num_rows) if draw.is_private else math.inf
         # Shortened, the jump is still symmetric, and its law the same at every z.
-        reach = bound / self._clips["ratio"] if draw.is_private else math.inf
+        reach = bound / self.clip("ratio") if draw.is_private else math.inf
         z_new = z + jump * jnp.minimum(1, reach / jnp.linalg.norm(jump))
         public = target.log_prior(z_new) - target.log_prior(z)
         bit = self._test(target, draw, accept_key, z, z_new, public, bound)

@@ -78,9 +78,9 @@ class DPExponentialFamily(RandomWalk, DPKernel):
             step_size=step_size,
             **only(MetropolisOptions, options),
         )
-        if self._unit is not None:
+        if self.settings.unit is not None:
             raise ValueError("sufficient statistics are bounded row by row: use another kernel with unit")
-        if hasattr(self._owners, "exchange") and not self._counts_rows:
+        if self.settings.has_exchange and not self._counts_rows:
             raise ValueError(
                 "how many rows the other owners have is not known here: give "
                 "neighboring_relation='add_or_remove_one', under which it is one of the noisy statistics"
@@ -94,14 +94,14 @@ class DPExponentialFamily(RandomWalk, DPKernel):
     @property
     def _counts_rows(self) -> bool:
         """Whether the number of rows is private, and so one of the statistics."""
-        return self._neighboring_relation == "add_or_remove_one"
+        return self.settings.neighboring_relation == "add_or_remove_one"
 
     def wants_table_as_argument(self, model_args: tuple, model_kwargs: dict) -> bool:
         return self.is_spread  # the statistics of a constant are summed once
 
-    def _separate(self, args: tuple, kwargs: dict) -> SeparableModel:
+    def separate(self, args: tuple, kwargs: dict) -> SeparableModel:
         known = self._known(args, kwargs) is not None
-        separated = super()._separate(args, kwargs)
+        separated = super().separate(args, kwargs)
         public = _public_arrays(separated, args, kwargs)
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in public)
         if not known or self._family is None or self._public is None or not _all_equal(public, self._public):
@@ -118,10 +118,10 @@ class DPExponentialFamily(RandomWalk, DPKernel):
         of_z = [(family.natural_parameters, (z,)), (family.log_partition, (z,))]
         return [prior, (density, (z, rows)), (family.statistic, (rows,)), *of_z]
 
-    def _target(
+    def target(
         self, separated: SeparableModel, args: tuple, kwargs: dict, batches: Batches | None = None
     ) -> PrivateTarget:
-        target = super()._target(separated, args, kwargs, batches)
+        target = super().target(separated, args, kwargs, batches)
         target.prepare_statistics(self._known_family, counted=self._counts_rows)
         return target
 
@@ -136,12 +136,12 @@ class DPExponentialFamily(RandomWalk, DPKernel):
     def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"statistics": (1, self._known_family.size + self._counts_rows)}
 
-    def _describe_clip(self, kind: str) -> str:
+    def describe_clip(self, kind: str) -> str:
         bounds = "" if self._bounds is None else f" of values in bounds {self._bounds}"
         size, bound = self._size_and_bound
         return f"{size} statistics{bounds}, of norm up to {bound:.4g}"
 
-    def _describe_exactness(self) -> str:
+    def describe_exactness(self) -> str:
         return "the posterior is exact for the table with its values moved into the bounds"
 
     def transition(self, step: Step) -> Transition:

@@ -177,7 +177,7 @@ class DPHMC(PreparedKernel):
         p = _multiply(adapt.mass_matrix_sqrt, random.normal(momentum_key, z.shape, z.dtype))
 
         def gradient(position: jax.Array, draw: Draw) -> jax.Array:
-            return target.gradient(draw, position, self._clips["grad"]).value + jax.grad(target.log_prior)(position)
+            return target.gradient(draw, position, self.clip("grad")).value + jax.grad(target.log_prior)(position)
 
         z_new, p_new, new_gradient, first_gradient = self._integrate(
             gradient, grant["grad"], z, p, step_size, adapt.inverse_mass_matrix, carry
@@ -190,7 +190,7 @@ class DPHMC(PreparedKernel):
             z,
             z_new,
             target.log_prior(z_new) - target.log_prior(z) + energies[0] - energies[1],
-            self._clips["ratio"],
+            self.clip("ratio"),
         )
         if self._leapfrog == "reuse":
             carry = carry._replace(

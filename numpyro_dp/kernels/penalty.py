@@ -111,7 +111,7 @@ class DPPenalty(RandomWalk, PreparedKernel):
             step_size=step_size,
             **only(MetropolisOptions, options),
         )
-        if isinstance(self._batches, FixedBatches) and math.isinf(self._clips["ratio"]):
+        if isinstance(self.settings.batches, FixedBatches) and math.isinf(self.clip("ratio")):
             raise ValueError("batches of a fixed size need a finite clip_ratio, also without privacy")
         self._set_walk(one_component, guided)
 
@@ -128,6 +128,6 @@ class DPPenalty(RandomWalk, PreparedKernel):
             z,
             z_new,
             step.target.log_prior(z_new) - step.target.log_prior(z),
-            self._clips["ratio"],
+            self.clip("ratio"),
         )
         return self._arrive(step, z_new, moves, *decision)

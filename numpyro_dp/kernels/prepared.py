@@ -23,7 +23,8 @@ from numpyro.util import is_prng_key
 from numpyro_dp.chain.algorithm import Algorithm
 from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.chain.worth import TYPICAL_CLIP, tight_slope
-from numpyro_dp.kernels.base import DPKernel, DPState
+from numpyro_dp.kernels.base import DPKernel
+from numpyro_dp.kernels.state import DPState
 from numpyro_dp.model.coordinates import Cut, find_cut
 from numpyro_dp.model.separable import SeparableModel
 from numpyro_dp.model.symmetry import Symmetry, find_symmetries
@@ -92,7 +93,7 @@ class PreparedKernel(DPKernel):
         raise NotImplementedError
 
     def __init__(self, *args: Any, prepare: Preparation | None, noise_aware: bool = True, **options: Any):
-        self._preparation, self._noise_aware = prepare, noise_aware
+        self.preparation, self._noise_aware = prepare, noise_aware
         self._strategy_given = options.get("init_strategy") is not None
         self._chain: Chain | OwnChain | None = None
         self._public: list | None = None  # the public arguments that it was prepared with
@@ -106,49 +107,53 @@ class PreparedKernel(DPKernel):
         """What the preparation has found and decided; None before it, or without one."""
         return self._result
 
+    def clip(self, kind: str) -> float:
+        found = self._result.slope if self._result is not None and self._has_own_chain else None
+        return super().clip(kind) if found is None else found
+
     @property
-    def _algorithm(self) -> Algorithm:
-        if self._preparation is None:
+    def algorithm(self) -> Algorithm:
+        if self.preparation is None:
             return self
         return self._chain or _NotYet(self if self._has_own_chain else None)
 
     # -- The budget --------------------------------------------------------------------------------------------------
 
     def _wanted(self, num_rows: int, num_iterations: int, num_chains: int) -> dict[str, Wanted]:
-        if self._preparation is None:
+        if self.preparation is None:
             return super()._wanted(num_rows, num_iterations, num_chains)
         if not self._has_own_chain:
             return {RESERVE: Wanted(_gaussian, (1,))}
         # Its price is fixed beforehand: what noise the chain's releases then need follows from what is left.
-        rho = OWN_SHARE * gaussian_rho(cast(float, self._eps), 0.1 / num_rows if self._delta is None else self._delta)
+        rho = OWN_SHARE * gaussian_rho(cast(float, self.settings.eps), self.settings.delta_for(num_rows))
         reserve = Gaussian(noise_multiplier_for(rho, 1))
         own = super()._wanted(num_rows, num_iterations, num_chains)
         own = {kind: wanted._replace(share=(1 - OWN_SHARE) * wanted.share) for kind, wanted in own.items()}
         return {RESERVE: Wanted(lambda _: (reserve,), (1,), OWN_SHARE), **own}
 
-    def _target(
+    def target(
         self, separated: SeparableModel, args: tuple, kwargs: dict, batches: Batches | None = None
     ) -> PrivateTarget:
-        target = super()._target(separated, args, kwargs, batches)
+        target = super().target(separated, args, kwargs, batches)
         return target.of(self._chain.parameters) if isinstance(self._chain, OwnChain) else target
 
     @property
     def _space(self) -> str:
-        return super()._space if self._preparation is None else "whitened coordinates"
+        return super()._space if self.preparation is None else "whitened coordinates"
 
     def _initial_step_size(self, num_rows: int) -> float:
         if not isinstance(self._chain, OwnChain):
             return super()._initial_step_size(num_rows)
         return 2.38 / math.sqrt(len(self._chain.prepared.start))  # of a walk on N(0, I)
 
-    def _describe_clip(self, kind: str) -> str:
-        if self._preparation is None or (self._has_own_chain and kind in self._clips):
-            return super()._describe_clip(kind)
+    def describe_clip(self, kind: str) -> str:
+        if self.preparation is None or (self._has_own_chain and kind in self.settings.clips):
+            return super().describe_clip(kind)
         return _CLIPS.get(kind, "")
 
-    def _describe_exactness(self) -> str:
-        if self._preparation is None or self._has_own_chain:
-            return super()._describe_exactness()
+    def describe_exactness(self) -> str:
+        if self.preparation is None or self._has_own_chain:
+            return super().describe_exactness()
         where = {
             "surrogate": "the log likelihood is close to a quadratic in the coordinates of the release, and few rows' "
             "gradients are clipped",
@@ -164,13 +169,13 @@ class PreparedKernel(DPKernel):
             f"{centred if self._result is not None and self._result.centred else ''}"
         )
 
-    def _describe_posterior(self) -> str:
-        if self._preparation is None:
-            return super()._describe_posterior()
+    def describe_posterior(self) -> str:
+        if self.preparation is None:
+            return super().describe_posterior()
         if self._result is None:
             return "none: the preparation did not end"
         if self._has_own_chain:
-            return f"{super()._describe_posterior()}. It moves in whitened coordinates that were found privately"
+            return f"{super().describe_posterior()}. It moves in whitened coordinates that were found privately"
         result = self._result
         aware = "noise-aware" if self._noise_aware else "plug-in (its noise is ignored)"
         released = f"the exact prior times a {aware} quadratic likelihood that was released once"
@@ -181,9 +186,9 @@ class PreparedKernel(DPKernel):
         }[result.mode]
         return found
 
-    def _doubts(self) -> list[str]:
-        if self._preparation is None:
-            return super()._doubts()
+    def doubts(self) -> list[str]:
+        if self.preparation is None:
+            return super().doubts()
         if self._result is None:
             return ["the preparation did not end"]
         found = [] if self._result.check is None else reasons(self._result.check)
@@ -212,19 +217,19 @@ class PreparedKernel(DPKernel):
         return found + self._of_draws
 
     def judge(self, draws: Any) -> None:
-        self._of_draws = [] if self._preparation is None else unmixed(draws)
-        if self._preparation is None or self._preparation.force or not (doubts := self._doubts()):
+        self._of_draws = [] if self.preparation is None else unmixed(draws)
+        if self.preparation is None or self.preparation.force or not (doubts := self.doubts()):
             return
         warnings.warn(f"the posterior may be off: {'; '.join(doubts)}", PosteriorWarning, stacklevel=3)
 
     # -- The preparation ---------------------------------------------------------------------------------------------
 
     def require_budget(self, num_iterations, num_chains, model_args, model_kwargs, planned, start=0) -> None:
-        if self._result is not None and self._chain is None and not self._ledger.closed:
+        if self._result is not None and self._chain is None and not self.ledger.closed:
             self._take_up(model_args, model_kwargs)
         super().require_budget(num_iterations, num_chains, model_args, model_kwargs, planned, start)
-        plan = self._ledger.plan
-        if self._preparation is None or self._chain is not None or self._preparation.mode != "walk":
+        plan = self.ledger.plan
+        if self.preparation is None or self._chain is not None or self.preparation.mode != "walk":
             return
         if num_iterations * num_chains > plan.num_iterations * plan.num_chains:
             raise PrivacyBudgetError(
@@ -235,7 +240,7 @@ class PreparedKernel(DPKernel):
             )
 
     def _check_arguments(self, model_args: tuple, model_kwargs: dict) -> None:
-        if self._preparation is None:
+        if self.preparation is None:
             return
         leaves = jax.tree.leaves((model_args, model_kwargs))
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -253,61 +258,63 @@ class PreparedKernel(DPKernel):
 
     def _public_leaves(self, model_args: tuple, model_kwargs: dict) -> list:
         leaves = jax.tree.leaves((model_args, model_kwargs))
-        arguments = self._separate(model_args, model_kwargs).arguments
+        arguments = self.separate(model_args, model_kwargs).arguments
         return [leaf for leaf, a in zip(leaves, arguments, strict=True) if not a.private]
 
     def _check_layout(self, layout: Layout) -> None:
         super()._check_layout(layout)
-        if self._preparation is not None and layout.num_processes > 1:
+        if self.preparation is not None and layout.num_processes > 1:
             raise ValueError(
                 "a kernel with a preparation cannot run in several processes: each would draw noise of its own for the "
                 "same sums. Give `prepare=False`, or put the table on the devices of one process"
             )
 
     def _prepare(self, separated: SeparableModel, model_args: tuple, model_kwargs: dict) -> None:
-        if self._preparation is None:
+        if self.preparation is None:
             return
         if self._result is not None and self._chain is None:
             self._take_up(model_args, model_kwargs)
         if self._chain is None:
             with _now():
-                search = self._begin_search(separated, model_args, model_kwargs)
-                prepared = self._search(search)
+                search = self.begin_search(separated, model_args, model_kwargs)
+                prepared = self.search(search)
                 self._chain = self._make_chain(prepared, search.survey.cut, separated, model_args, model_kwargs)
             self._result = prepared
             self._public = self._public_leaves(model_args, model_kwargs)
             self._public_hash = _hash(self._public)
         self._chain.num_warmup = getattr(self, "_num_warmup", 0)
 
-    def _settings(self) -> list[tuple[str, Any]]:
+    def _asked_by(self) -> list[tuple[str, Any]]:
         # Not by `repr`, which abbreviates large arrays.
-        given = vars(self._preparation) if self._preparation is not None else {}
+        given = vars(self.preparation) if self.preparation is not None else {}
         leaves, tree = jax.tree.flatten(dict(given))
         values = [leaf.tobytes() if hasattr(leaf, "tobytes") else np.asarray(leaf).tobytes() for leaf in leaves]
-        return [*super()._settings(), ("preparation", (str(tree), values))]
+        return [*super()._asked_by(), ("preparation", (str(tree), values))]
 
-    def _begin_search(self, separated: SeparableModel, args: tuple, kwargs: dict) -> "_Search":
+    def begin_search(self, separated: SeparableModel, args: tuple, kwargs: dict) -> "_Search":
         """Everything that comes before the first look at the table.
 
         :raises PrivacyBudgetError: if there is no hope for a useful answer, or a search was begun before.
         """
-        options, plan = self._preparation, self._ledger.plan
+        options, plan = self.preparation, self.ledger.plan
         assert options is not None
         cut = _cut_of_units(separated, args, kwargs)
         if RESERVE not in plan.kinds:
             raise PrivacyBudgetError(_BEGUN)
         if not options.force and plan.num_rows is not None:
-            rho, counted = Fund(self._ledger).left, plan.num_rows / self._power(separated.num_rows)
+            rho, counted = Fund(self.ledger).left, plan.num_rows / self.settings.power_for(separated.num_rows)
             require_hope(cut.size, counted, rho, options, plan.eps)
             if self._has_own_chain:
-                slope = TYPICAL_CLIP * tight_slope(plan.num_rows, separated.num_params, self._power(plan.num_rows))
-                slope /= self._power(plan.num_rows)
+                slope = TYPICAL_CLIP * tight_slope(
+                    plan.num_rows, separated.num_params, self.settings.power_for(plan.num_rows)
+                )
+                slope /= self.settings.power_for(plan.num_rows)
                 require_draws(self._worth(slope, separated.num_params, plan.num_rows), plan.num_rows, plan.eps)
             else:
                 warn_if_blurred(cut.size, counted, rho, options, plan.eps)
-        self._ledger.require({RESERVE: 1}, 1, None, "the preparation")
+        self.ledger.require({RESERVE: 1}, 1, None, "the preparation")
         z_draws = self._prior_draws(separated, args, kwargs)
-        target = self._target(separated, args, kwargs, ALL_ROWS)
+        target = self.target(separated, args, kwargs, ALL_ROWS)
         # Outcomes that are drawn tell the information, but only where rows have public places.
         is_smooth = is_centred(cut, target) or not _has_kinks(separated, args, kwargs, z_draws)
         survey = Survey(target, cut, is_smooth)
@@ -323,12 +330,12 @@ class PreparedKernel(DPKernel):
         of_row = separated.row_log_density(args, kwargs)
         return _Search(options, survey, z_prior, prior, near, symmetries, target, of_row, steps)
 
-    def _search(self, begun: "_Search") -> Prepared:
+    def search(self, begun: "_Search") -> Prepared:
         """Ask the table, and decide by its noisy answers."""
         options, survey, z_prior, prior, near, symmetries, *_ = begun
-        fund, cut = Fund(self._ledger), survey.cut
+        fund, cut = Fund(self.ledger), survey.cut
         whole = fund.left
-        found = search(survey, prior, near, fund, self._ledger.plan.num_rows)
+        found = search(survey, prior, near, fund, self.ledger.plan.num_rows)
         if self._has_own_chain:
             return self._own(begun, fund, found)
         if options.mode == "walk":
@@ -358,7 +365,7 @@ class PreparedKernel(DPKernel):
         Short jumps need little noise: where the noise decides, one standard deviation of about 2 mixes best, and the
         more iterations there are, the shorter they are.
         """
-        survey, plan = begun.survey, self._ledger.plan
+        survey, plan = begun.survey, self.ledger.plan
         m = survey.size
         pairs = np.random.default_rng(1).standard_normal((8, 2, m))
         draws = fund.ask(slope=Wish(0.03 * fund.left, SLOPE_GRID.num_counts, (1,)))["slope"]
@@ -368,7 +375,7 @@ class PreparedKernel(DPKernel):
         ratio = Gaussian(noise_multiplier_for(left, steps))
         fund.assign({"ratio": Releases((ratio,), (steps,))})
         noise = ratio.noise_multiplier * survey.power * slope
-        noise *= bounds_per_row(self._neighboring_relation)
+        noise *= bounds_per_row(self.settings.neighboring_relation)
         start, covariance = start_near(survey.cut, found.frame, begun.z_prior)
         return Prepared(
             "walk",
@@ -403,7 +410,7 @@ class PreparedKernel(DPKernel):
             has_arrived=found.has_arrived,
         )
         chain = OwnChain(prepared, self)
-        (kind,) = self._clips
+        (kind,) = self.settings.clips
         slope = find_slope(
             begun.target,
             lambda y, row: begun.row_log_density(chain.parameters(y), row),
@@ -413,7 +420,6 @@ class PreparedKernel(DPKernel):
             found.num_rows,
         )
         steps = begun.steps if kind == "grad" else ()  # an acceptance test sees them
-        self._clips, self._default_clips = {kind: slope}, ()
         return prepared._replace(slope=slope, steps=steps)
 
     def _make_chain(
@@ -421,12 +427,12 @@ class PreparedKernel(DPKernel):
     ) -> Chain | OwnChain:
         if self._has_own_chain:
             return OwnChain(prepared, self)
-        power = self._power(separated.num_rows)
+        power = self.settings.power_for(separated.num_rows)
         return CHAINS[prepared.mode](prepared, cut, separated.log_prior(args, kwargs), self._noise_aware, power)
 
     def _take_up(self, args: tuple, kwargs: dict) -> None:
         """Make the chain anew that a kernel had chosen before it was pickled; the table is not asked again."""
-        separated, prepared = self._separate(args, kwargs), self._result
+        separated, prepared = self.separate(args, kwargs), self._result
         assert prepared is not None
         public = self._public_leaves(args, kwargs)
         with _now():
@@ -449,7 +455,7 @@ class PreparedKernel(DPKernel):
 
     def _public_guess(self, separated: SeparableModel, z_prior: NormalPrior) -> np.ndarray | None:
         """Draws from where the search starts, if the user says so; flat and unconstrained."""
-        options = self._preparation
+        options = self.preparation
         assert options is not None
         if options.start is None and options.scales is None:
             return None
@@ -491,7 +497,7 @@ class PreparedKernel(DPKernel):
         # Nothing is spent any more, and the step size is that of NUTS.
         nuts = state.carry
         return (
-            f"eps {self._ledger.plan.eps:.3g} spent, NUTS on the surrogate, acc. prob={nuts.mean_accept_prob:.2f}, "
+            f"eps {self.ledger.plan.eps:.3g} spent, NUTS on the surrogate, acc. prob={nuts.mean_accept_prob:.2f}, "
             f"step size {nuts.adapt_state.step_size:.2e}"
         )
 

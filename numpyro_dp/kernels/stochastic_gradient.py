@@ -33,7 +33,7 @@ from numpyro_dp.privacy.batches import AllRows, Batches
 from numpyro_dp.privacy.clipping import OwnerIndex
 from numpyro_dp.privacy.draws import Draw
 from numpyro_dp.privacy.ledger import Plan
-from numpyro_dp.privacy.mechanisms import Mechanism, bounds_per_row, size_is_public
+from numpyro_dp.privacy.mechanisms import Mechanism, bounds_per_row
 from numpyro_dp.privacy.release import Released
 
 MATCHED = "matched"
@@ -116,7 +116,7 @@ class StochasticGradientKernel(PreparedKernel):
             adapt_step_size=False,
             **only(KernelOptions, options),
         )
-        if hasattr(self._owners, "exchange"):
+        if self.settings.has_exchange:
             raise ValueError(
                 "how much noise data owners in other processes add is not known when step sizes are chosen, and "
                 "nothing corrects for it: use DPPenalty or DPHMC, whose test does"
@@ -161,18 +161,18 @@ class StochasticGradientKernel(PreparedKernel):
         """Width of a posterior whose rows each have information of about 1; 1 in prepared coordinates."""
         if self.prepared is not None:
             return 1.0
-        return 1 / math.sqrt(self._power(num_rows) * num_rows) if size_is_public(self._neighboring_relation) else 0.01
+        return self.settings.width_for(num_rows)
 
     def _schedule(self, num_iterations: int) -> np.ndarray | None:
         """Step size of each iteration, if the user gave a schedule."""
-        if not callable(self._step_size):
+        if not callable(self.settings.step_size):
             return None
         # Evaluated once: a function that returns something else later must not change what has been accounted for.
         for sizes in self._schedules:
             if len(sizes) == num_iterations:
                 return sizes
         try:
-            sizes = np.asarray(jax.vmap(self._step_size)(jnp.arange(1.0, num_iterations + 1)), float)
+            sizes = np.asarray(jax.vmap(self.settings.step_size)(jnp.arange(1.0, num_iterations + 1)), float)
         except Exception as error:
             raise ValueError(
                 "step_size as a function must map the iteration t = 1, 2, ... (a JAX number) to a step size, such as "
@@ -183,26 +183,26 @@ class StochasticGradientKernel(PreparedKernel):
         self._schedules.append(sizes)
         return sizes
 
-    def _settings(self) -> list[tuple[str, Any]]:
-        return [*super()._settings(), ("schedules", [sizes.tolist() for sizes in self._schedules])]
+    def _asked_by(self) -> list[tuple[str, Any]]:
+        return [*super()._asked_by(), ("schedules", [sizes.tolist() for sizes in self._schedules])]
 
     def _mechanisms(
         self, kind: str, noise_multiplier: float, num_rows: int, num_iterations: int
     ) -> tuple[Mechanism, ...]:
         sizes = self._schedule(num_iterations)
-        first = self._step_size if sizes is None else float(sizes[0])
+        first = self.settings.step_size if sizes is None else float(sizes[0])
         if self._match_noise:
             noise_multiplier *= self._matched_noise(first, num_rows)
         if sizes is None:
-            return (self._batches.mechanism(noise_multiplier, num_rows),)
-        return tuple(self._batches.mechanism(noise_multiplier * math.sqrt(first / h), num_rows) for h in sizes)
+            return (self.settings.batches.mechanism(noise_multiplier, num_rows),)
+        return tuple(self.settings.batches.mechanism(noise_multiplier * math.sqrt(first / h), num_rows) for h in sizes)
 
     def _noise_per_multiplier(self, num_rows: int) -> float:
         """Standard deviation of the noise in the scaled gradient, of all owners, at a noise multiplier of 1."""
-        per_row = bounds_per_row(self._neighboring_relation)
-        weight = 1.0 if isinstance(self._batches, AllRows) else self._batches.weight(num_rows)
-        owners = math.sqrt(self._owners.num_owners) if isinstance(self._owners, OwnerIndex) else 1.0
-        return self._power(num_rows) * weight * per_row * self._clips["grad"] * self._largest_scale * owners
+        per_row = bounds_per_row(self.settings.neighboring_relation)
+        weight = 1.0 if isinstance(self.settings.batches, AllRows) else self.settings.batches.weight(num_rows)
+        owners = math.sqrt(self.settings.owners.num_owners) if isinstance(self.settings.owners, OwnerIndex) else 1.0
+        return self.settings.power_for(num_rows) * weight * per_row * self.clip("grad") * self._largest_scale * owners
 
     def _matched_noise(self, step_size: float, num_rows: int) -> float:
         """The noise multiplier at which all of the sampler's noise is privacy noise."""
@@ -210,9 +210,9 @@ class StochasticGradientKernel(PreparedKernel):
         return math.sqrt(2 * friction / step_size) / self._noise_per_multiplier(num_rows)
 
     def _worth(self, slope: float, size: int, num_rows: int) -> float:
-        plan, friction = self._ledger.plan, self._friction_at(1.0)
+        plan, friction = self.ledger.plan, self._friction_at(1.0)
         multiplier = plan.kinds["grad"].mechanisms[0].noise_multiplier
-        noise = multiplier * self._noise_per_multiplier(num_rows) * slope / self._clips["grad"]
+        noise = multiplier * self._noise_per_multiplier(num_rows) * slope / self.clip("grad")
         step_size = min(self._default_step_size(1.0), 2 * friction / noise**2, self._longest_on_batches(num_rows))
         return plan.num_iterations * plan.num_chains * self._relaxations(step_size) / 2
 
@@ -222,9 +222,9 @@ class StochasticGradientKernel(PreparedKernel):
         Where the model holds, each entry of all rows' scores has the variance 1 there, so that of an estimate from a
         batch of the share q is ``(1 - q) / q``.
         """
-        if isinstance(self._batches, AllRows):
+        if isinstance(self.settings.batches, AllRows):
             return math.inf
-        variance = self._power(num_rows) * (self._batches.weight(num_rows) - 1)
+        variance = self.settings.power_for(num_rows) * (self.settings.batches.weight(num_rows) - 1)
         return _HEAT * 2 * self._friction_at(1.0) / variance if variance > 0 else math.inf
 
     def _relaxations(self, step_size: float) -> float:
@@ -233,17 +233,17 @@ class StochasticGradientKernel(PreparedKernel):
 
     @property
     def _largest_scale(self) -> float:
-        given = self._inverse_mass_matrix
+        given = self.settings.inverse_mass_matrix
         values = jax.tree.leaves(given if given is not None else 1.0)
         return math.sqrt(max(float(np.max(value)) for value in values))
 
     def _check_plan(self, plan: Plan, num_rows: int) -> None:
         """Refuse step sizes with which the privacy noise alone would overheat the chain."""
         friction = self._friction_at(self._width(num_rows))
-        if not plan.private or self._step_size is None or friction == 0:
+        if not plan.private or self.settings.step_size is None or friction == 0:
             return
         sizes = self._schedule(plan.num_iterations)
-        first = self._step_size if sizes is None else float(sizes[0])
+        first = self.settings.step_size if sizes is None else float(sizes[0])
         multiplier = plan.kinds["grad"].mechanisms[0].noise_multiplier
         largest = 2 * friction / (multiplier * self._noise_per_multiplier(num_rows)) ** 2
         if first > largest * (1 + 1e-6):
@@ -254,22 +254,26 @@ class StochasticGradientKernel(PreparedKernel):
             )
 
     def _initial_step_size(self, num_rows: int) -> float:
-        if callable(self._step_size):
+        if callable(self.settings.step_size):
             with jax.ensure_compile_time_eval():
-                return float(self._step_size(jnp.ones(())))
-        return self._default_step_size(self._width(num_rows)) if self._step_size is None else self._step_size
+                return float(self.settings.step_size(jnp.ones(())))
+        return (
+            self._default_step_size(self._width(num_rows))
+            if self.settings.step_size is None
+            else self.settings.step_size
+        )
 
     def _step_size_at(self, i: jax.Array, noise: jax.Array, friction: float, num_rows: int, dtype: Any) -> jax.Array:
         """Step size of iteration i; if the user gave none, the default, or the largest that the noise fits in."""
-        if self._step_size is None:
+        if self.settings.step_size is None:
             default = self._default_step_size(self._width(num_rows))
             largest = jnp.where((noise > 0) & (friction > 0), 2 * friction / noise**2, jnp.inf)
             if self.prepared is not None:
                 default = min(default, self._longest_on_batches(num_rows))
             return jnp.minimum(default, largest).astype(dtype)
-        if callable(self._step_size):
-            return jnp.asarray(self._step_size((i + 1).astype(dtype)), dtype)
-        return jnp.asarray(self._step_size, dtype)
+        if callable(self.settings.step_size):
+            return jnp.asarray(self.settings.step_size((i + 1).astype(dtype)), dtype)
+        return jnp.asarray(self.settings.step_size, dtype)
 
     # -- The interface of DPKernel -----------------------------------------------------------------------------------
 
@@ -282,10 +286,10 @@ class StochasticGradientKernel(PreparedKernel):
     def request(self, carry: Any) -> dict[str, jax.Array | int]:
         return {"grad": self._num_steps}
 
-    def _describe_exactness(self) -> str:
+    def describe_exactness(self) -> str:
         return (
             "the posterior is approximate: there is no acceptance test, so its error shrinks only with the step size, "
-            f"and gradients beyond clip_grad = {self._clips['grad']:g} move it to where clipped gradients balance"
+            f"and gradients beyond clip_grad = {self.clip('grad'):g} move it to where clipped gradients balance"
         )
 
     def init_carry(self, rng_key: jax.Array, z: jax.Array) -> Carry:
@@ -301,7 +305,7 @@ class StochasticGradientKernel(PreparedKernel):
 
         def gradient(y: jax.Array, draw: Draw) -> Released:
             position = y * scales
-            likelihood = target.gradient(draw, position, self._clips["grad"])
+            likelihood = target.gradient(draw, position, self.clip("grad"))
             return Released(
                 scales * (likelihood.value + jax.grad(target.log_prior)(position)), scales * likelihood.scale
             )

@@ -80,6 +80,11 @@ class SeparableModel:
         return self
 
     @property
+    def identity(self) -> str:
+        """What a plan and a noise seed shall know of the units."""
+        return "row"
+
+    @property
     def rows_per_unit(self) -> int:
         """Rows that one protected unit has at most."""
         return 1

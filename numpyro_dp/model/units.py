@@ -56,11 +56,6 @@ class UnitModel(SeparableModel):
     row_model: SeparableModel
     most_rows: int
 
-    @property
-    @abstractmethod
-    def identity(self) -> str:
-        """What a noise seed shall know of the units."""
-
     @abstractmethod
     def layout(self, args: tuple, kwargs: dict) -> Layout: ...
 

@@ -155,6 +155,9 @@ class Claimant(Protocol):
 class SharedBudget(Protocol):
     """A budget that several runs draw on, in several processes; `numpyro_dp.PrivacyBudget`."""
 
+    def require(self, plan: Plan) -> None:
+        """Refuse a plan for which too little is left."""
+
     def charge(self, plan: Plan, what: str) -> Any:
         """Charge a whole plan; the result's `run` is the name of the run."""
 
@@ -360,6 +363,11 @@ class Ledger:
         self._context = b""
         self._repeats: collections.Counter[bytes] = collections.Counter()
         self._warned = False
+
+    @property
+    def budget(self) -> SharedBudget | None:
+        """Of the table, if the run is charged to one; None for a copy."""
+        return self._budget
 
     @property
     def committed(self) -> bool:

@@ -118,7 +118,7 @@ def audit(
     kernel = make()
     if not isinstance(kernel, DPKernel):
         raise TypeError(f"`make` must return a private kernel such as DPPenalty, got {type(kernel).__name__}")
-    if kernel._budget is not None or kernel._ledger.reproducible:
+    if kernel.ledger.budget is not None or kernel.ledger.reproducible:
         raise ValueError(
             "an audit repeats runs, on synthetic tables, with fresh noise: leave out `budget` and `noise_seed`"
         )
@@ -176,22 +176,22 @@ class _Repeated(Ledger):
 def _repeat(kernel: DPKernel, table: tuple, run: _Run, trials: int) -> tuple[np.ndarray, Plan]:
     """What so many runs hand out, a row of numbers for each; and the plan of one of them."""
     try:
-        if isinstance(kernel, PreparedKernel) and kernel._preparation is not None:
+        if isinstance(kernel, PreparedKernel) and kernel.preparation is not None:
             return _repeat_preparations(kernel, table, run, trials)
         return _repeat_chains(kernel, table, run, trials)
     finally:
-        if kernel._ledger.committed:  # whoever has kept the kernel has no noise without end
-            plan, kernel._ledger = kernel._ledger.plan, Ledger(None)
-            kernel._ledger.commit(plan)
+        if kernel.ledger.committed:  # whoever has kept the kernel has no noise without end
+            plan, kernel.ledger = kernel.ledger.plan, Ledger(None)
+            kernel.ledger.commit(plan)
 
 
 def _repeat_chains(kernel: DPKernel, table: tuple, run: _Run, trials: int) -> tuple[np.ndarray, Plan]:
     """All runs at once: each of them is `num_chains` of very many chains."""
     args, kwargs = table
     kernel.require_budget(run.num_iterations, run.num_chains, args, kwargs, run.num_iterations)
-    plan = kernel._ledger.plan
-    kernel._ledger = _Repeated(plan, kernel._ledger._noise)
-    separated = kernel._separate(args, kwargs)
+    plan = kernel.ledger.plan
+    kernel.ledger = _Repeated(plan, kernel.ledger._noise)
+    separated = kernel.separate(args, kwargs)
     keys = random.split(run.rng_key, run.num_chains)
     params = run.init_params
     if params is not None:
@@ -229,13 +229,13 @@ def _repeat_preparations(kernel: PreparedKernel, table: tuple, run: _Run, trials
     """One preparation after the other; what it has released decides about draws that cost nothing."""
     args, kwargs = table
     kernel.require_budget(run.num_iterations, run.num_chains, args, kwargs, run.num_iterations)
-    plan, noise = kernel._ledger.plan, kernel._ledger._noise
-    kernel._ledger = ledger = _Repeated(plan, noise)
-    search = kernel._begin_search(kernel._separate(args, kwargs), args, kwargs)
+    plan, noise = kernel.ledger.plan, kernel.ledger._noise
+    kernel.ledger = ledger = _Repeated(plan, noise)
+    search = kernel.begin_search(kernel.separate(args, kwargs), args, kwargs)
     rows = []
     for _ in range(trials):
         ledger.begin_anew()
-        prepared = kernel._search(search)
+        prepared = kernel.search(search)
         if prepared.mode != "surrogate":
             raise ValueError(
                 f"the preparation chose mode {prepared.mode!r}, whose chains cost, too: audit the preparation with "

@@ -173,7 +173,7 @@ def rehearse(
         for text in {str(w.message) for w in caught if issubclass(w.category, UserWarning)}:
             messages[text] = messages.get(text, 0) + 1
         flagged += not private.privacy.posterior.trusted
-        exact = _exact_draws(kernel._model, exact_key, given, named, run) if compare else {}
+        exact = _exact_draws(kernel.settings.model, exact_key, given, named, run) if compare else {}
         records.append(_record(private, exact, values))
     report = private.privacy
     names = tuple(records[0]["mean"])
@@ -184,9 +184,9 @@ def rehearse(
 def _check_kernel(kernel: Any, earlier: list[DPKernel]) -> None:
     if not isinstance(kernel, DPKernel):
         raise TypeError(f"`make` must return a private kernel such as DPHMC, got {type(kernel).__name__}")
-    if kernel._budget is not None:
+    if kernel.ledger.budget is not None:
         raise ValueError("a rehearsal spends no budget: leave `budget` out of the kernel that `make` returns")
-    if kernel._ledger.reproducible:
+    if kernel.ledger.reproducible:
         raise ValueError("with `noise_seed` all repetitions would have the same noise: leave it out of a rehearsal")
     if any(kernel is other for other in earlier):
         raise ValueError("`make` must make a new kernel each time: a kernel has one budget, for one table")
@@ -210,13 +210,13 @@ def _simulated(
     if unknown := sorted(set(truth) - set(trace)):
         raise ValueError(f"`truth` has {', '.join(unknown)}, which the model has no site of: it has {', '.join(trace)}")
     values = {name: site["value"] for name, site in trace.items() if site["type"] in ("sample", "deterministic")}
-    signature = inspect.signature(kernel._model)
+    signature = inspect.signature(kernel.settings.model)
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in signature.parameters.values()):
         raise ValueError(
             "a rehearsal needs the names of the model's arguments: write them in the place of *args, **kwargs"
         )
     bound = signature.bind(*args, **kwargs)
-    sites = _outcome_sites(kernel._model, bound, trace) if outcomes is None else dict(outcomes)
+    sites = _outcome_sites(kernel.settings.model, bound, trace) if outcomes is None else dict(outcomes)
     for argument, site in sites.items():
         if argument not in bound.signature.parameters or site not in values:
             raise ValueError(f"outcomes={{{argument!r}: {site!r}}}: the model has no such argument, or no such site")

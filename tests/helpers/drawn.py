@@ -13,7 +13,7 @@ from numpyro_dp.privacy.noise import GridNoise
 @contextlib.contextmanager
 def recorded_noise(kernel):
     """A list, to which each draw meanwhile is added, in steps of the grid."""
-    source, drawn = kernel._ledger._noise, []
+    source, drawn = kernel.ledger._noise, []
     draw = source.draw
     source.draw = lambda *arguments: drawn.append(draw(*arguments)) or drawn[-1]
     try:

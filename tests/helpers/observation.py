@@ -50,7 +50,8 @@ from numpyro_dp import (
     PrivacyBudget,
     to_arviz,
 )
-from numpyro_dp.kernels.base import DPKernel, DPState
+from numpyro_dp.kernels.base import DPKernel
+from numpyro_dp.kernels.state import DPState
 from numpyro_dp.model.separate import separate
 from numpyro_dp.plots import plot_posteriors
 

@@ -166,7 +166,7 @@ def test_the_noise_is_fresh_in_each_iteration(seed):
 
 def target_of(kernel, table):
     kernel.init(jax.random.key(0), 0, None, (table,), {})
-    return kernel._target(kernel._separate((table,), {}), (table,), {})
+    return kernel.target(kernel.separate((table,), {}), (table,), {})
 
 
 def statistics_of(target, shape, noise_multiplier=1.0):
@@ -203,8 +203,8 @@ def test_a_row_moves_the_sums_by_at_most_the_sensitivity(relation):
 
     @jax.jit
     def statistics(y):
-        separated = kernel._separate((y,), {})
-        return statistics_of(kernel._target(separated, (y,), {}), (2 + (not replaces),))
+        separated = kernel.separate((y,), {})
+        return statistics_of(kernel.target(separated, (y,), {}), (2 + (not replaces),))
 
     sums, sensitivity = statistics(Y)
     for row in [np.nan, np.inf, -np.inf, 1e30, -8.0, 8.0, 0.0]:

@@ -1,6 +1,7 @@
 """The contract that every private kernel keeps, whatever drives it."""
 
 import copy
+import dataclasses
 import functools
 import pickle
 
@@ -380,7 +381,7 @@ def test_one_trace_for_all_iterations_and_runs(make):
         model(X, y)
 
     kernel = make(eps=5.0, num_iterations=20)
-    kernel._model = counted
+    kernel.settings = dataclasses.replace(kernel.settings, model=counted)
     mcmc = MCMC(kernel, num_warmup=2, num_samples=8, progress_bar=False, jit_model_args=True)
     mcmc.run(jax.random.key(0), X, y=Y)
     first = len(traces)
@@ -714,7 +715,7 @@ def test_tables_and_step_sizes_under_vmap_are_charged_one_by_one():
 def test_releases_cannot_be_taken_back():
     kernel, _ = seeded(penalty)
     with pytest.raises(ValueError, match="cannot be taken back"):
-        kernel._ledger.grant({"ratio": Request(-3, (1,))}, 0, N, b"")
+        kernel.ledger.grant({"ratio": Request(-3, (1,))}, 0, N, b"")
 
 
 @pytest.mark.nightly

@@ -276,7 +276,7 @@ def test_a_scaled_likelihood_is_a_tempered_one():
     def released(model, power, bound):
         kernel = DPHMC(model, eps=1.0, prepare=False, num_iterations=1, power=power)
         kernel.init(jax.random.key(0), 0, None, (Y,), {})
-        target = kernel._target(kernel._separate((Y,), {}), (Y,), {})
+        target = kernel.target(kernel.separate((Y,), {}), (Y,), {})
         ratio = target.log_ratio(draw_with_noise(kernel, ()), jnp.zeros(2), jnp.array([0.3, -0.4]), bound)
         gradient = target.gradient(draw_with_noise(kernel, (2,)), jnp.array([0.3, -0.4]), bound)
         return [np.asarray(leaf) for leaf in jax.tree.leaves((ratio, gradient))]
@@ -289,7 +289,7 @@ def test_a_scaled_likelihood_is_a_tempered_one():
 
 def draw_with_noise(kernel, shape, noise=(1, 12345)):
     """A draw with given noise in steps, ``2**24`` times the first number plus the second."""
-    return given_draw(*shape, hi=noise[0], lo=noise[1], noise_multiplier=2.0, ledger=kernel._ledger)
+    return given_draw(*shape, hi=noise[0], lo=noise[1], noise_multiplier=2.0, ledger=kernel.ledger)
 
 
 @pytest.mark.statistical
@@ -660,7 +660,7 @@ def test_latent_memberships_are_summed_out_exactly():
     for model in (mixture, marginal_mixture):
         kernel = DPHMC(model, eps=1.0, prepare=False, num_iterations=1)
         kernel.init(jax.random.key(0), 0, None, (MIXED,), {})
-        target = kernel._target(kernel._separate((MIXED,), {}), (MIXED,), {})
+        target = kernel.target(kernel.separate((MIXED,), {}), (MIXED,), {})
         ratio = target.log_ratio(draw_with_noise(kernel, (), (0, 0)), z, z_new, 30.0).value
         gradient = target.gradient(draw_with_noise(kernel, (3,), (0, 0)), z, 30.0).value
         values.append([ratio, *gradient, target.log_prior(z)])

@@ -48,7 +48,7 @@ def _good():
 
 def assert_prior_and_rows_are_the_model(entry, seeds):
     """In value and gradient, at a point for each seed."""
-    separated = admit(entry)._separate(entry.args, {})
+    separated = admit(entry).separate(entry.args, {})
     density, log_prior = separated.row_log_density(entry.args, {}), separated.log_prior(entry.args, {})
     rows = tuple(part[:, None] for part in separated.rows(entry.args, {}))
 
@@ -196,7 +196,7 @@ def test_bad_models_and_arguments_are_refused(entry):
     message = " ".join(" ".join([str(caught.value), *getattr(caught.value, "__notes__", ())]).split())
     for pattern in entry.says:
         assert re.search(pattern, message), message
-    assert not kernel._ledger.committed or kernel._ledger.untouched
+    assert not kernel.ledger.committed or kernel.ledger.untouched
 
 
 def test_what_others_refuse_is_tested_there():
@@ -304,7 +304,7 @@ def test_values_too_large_for_single_precision_are_not_told():
     table = {**TABLE, "X": TABLE["X"].astype(np.float64)}
     table["X"][3] = 1e300
     kernel = DPHMC(weighted_groups, eps=1.0, prepare=False, num_iterations=10)
-    kernel._separate((), table).rows((), table)
+    kernel.separate((), table).rows((), table)
 
 
 # -- The same table in other forms -------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def densities(table):
     """The log density of each row at some point."""
     kernel = DPHMC(weighted_groups, eps=1.0, prepare=False, num_iterations=10)
     kernel.prepare(**table)
-    separated = kernel._separate((), table)
+    separated = kernel.separate((), table)
     rows = tuple(part[:, None] for part in separated.rows((), table))
     density = jax.vmap(separated.row_log_density((), table), (None, 0))
     return density(jnp.linspace(-1, 1, separated.num_params), rows)

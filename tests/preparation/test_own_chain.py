@@ -74,10 +74,10 @@ def planned(kernel):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_there_is_a_preparation_where_it_is_asked_for(kernel):
-    assert kernel(model, eps=1.0)._preparation is None
-    assert kernel(model, eps=1.0, prepare=False)._preparation is None
-    assert kernel(model, eps=1.0, prepare=True)._preparation == Preparation()
-    assert kernel(model, eps=1.0, prepare=Preparation(start={"b": 1.0}))._preparation.start == {"b": 1.0}
+    assert kernel(model, eps=1.0).preparation is None
+    assert kernel(model, eps=1.0, prepare=False).preparation is None
+    assert kernel(model, eps=1.0, prepare=True).preparation == Preparation()
+    assert kernel(model, eps=1.0, prepare=Preparation(start={"b": 1.0})).preparation.start == {"b": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_chain_that_would_hardly_move_is_refused_before_anything_is_released(k
     ) as told:
         run(kernel)
     assert "  " not in str(told.value)
-    assert kernel._ledger.untouched
+    assert kernel.ledger.untouched
     assert kernel.prepared is None
 
 
@@ -169,7 +169,8 @@ def test_the_preparation_is_made_once_and_pickled_with_its_kernel(kernel):
     assert kernel.prepared is result
     again = pickle.loads(pickle.dumps(kernel))
     np.testing.assert_array_equal(again.prepared.covariance, result.covariance)
-    assert again._clips == kernel._clips == {next(iter(kernel._clips)): result.slope}
+    (kind,) = kernel.settings.clips
+    assert again.clip(kind) == kernel.clip(kind) == result.slope
     with pytest.raises(PrivacyBudgetError):
         run(again)
     run(kernel)
@@ -281,7 +282,7 @@ def test_the_clip_bound_is_what_few_rows_exceed_in_the_coordinates_of_the_chain(
     y = np.random.default_rng(1).normal(size=(200, 2))
     residuals = Y - (found.start + y @ root.T) @ X.T
     sizes = np.sqrt((residuals**2).mean(0)) * np.linalg.norm(X @ root, axis=1) / 9
-    if kernel._clips.keys() == {"ratio"}:
+    if kernel.settings.clips.keys() == {"ratio"}:
         sizes = sizes * math.sqrt(2)  # twice the root mean square over directions
     exceeding = [np.sum(sizes > found.slope * factor) for factor in (1.0, 1 / SLOPE_GRID.ratio)]
     wanted = 0.6 * math.sqrt(N)
@@ -324,4 +325,4 @@ def test_a_prepared_chain_has_the_exact_posterior_on_raw_scales(kernel, options,
     error = 5 * math.sqrt(2 / CHAINS)
     assert (low - error < standard.var(0)).all()
     assert (standard.var(0) < high + error).all(), standard.var(0)
-    assert Fund(kernel._ledger).left == 0
+    assert Fund(kernel.ledger).left == 0

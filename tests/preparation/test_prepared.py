@@ -93,12 +93,12 @@ def planned(kernel):
     ids=str,
 )
 def test_a_kernel_prepares_itself_unless_it_is_told_how_to_sample(kernel, options, expected):
-    assert (kernel(model, **options)._preparation is not None) == expected
+    assert (kernel(model, **options).preparation is not None) == expected
 
 
 @pytest.mark.parametrize("option", ["dense_mass", "adapt_mass_matrix"])
 def test_an_argument_at_its_default_does_not_switch_the_preparation_off(option):
-    assert DPHMC(model, eps=1.0, **{option: False})._preparation is not None
+    assert DPHMC(model, eps=1.0, **{option: False}).preparation is not None
 
 
 def test_arguments_that_a_prepared_kernel_does_not_use_are_refused():
@@ -107,7 +107,7 @@ def test_arguments_that_a_prepared_kernel_does_not_use_are_refused():
 
 
 def test_explicit_noise_multipliers_mean_no_preparation():
-    assert DPPenalty(model, noise_multiplier_ratio=1.0)._preparation is None
+    assert DPPenalty(model, noise_multiplier_ratio=1.0).preparation is None
 
 
 @pytest.mark.parametrize("prepare", [True, FORCE])
@@ -148,7 +148,7 @@ def test_a_public_start_for_a_site_that_is_not_there_is_refused_before_anything_
     kernel = surrogate(prepare=Preparation(start={"slope": 0.0}, force=True), num_iterations=6)
     with pytest.raises(ValueError, match=r"Preparation names \['slope'\], but the sites are \['b'\]"):
         kernel.prepare(X, y=Y)
-    assert kernel._ledger.untouched
+    assert kernel.ledger.untouched
 
 
 # -- Before anything is released ---------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_a_hopeless_run_is_refused_before_anything_is_released(kernel, stock):
     for way_out in ("Nothing was released", "Raise eps", "fewer", "`prepare=Preparation(force=True)`"):
         assert way_out in message
     assert "  " not in message
-    assert kernel._ledger.untouched
+    assert kernel.ledger.untouched
     assert kernel.privacy.eps_spent == 0
     assert kernel.prepared is None
 
@@ -177,7 +177,7 @@ def test_a_walk_that_would_be_worth_nothing_is_refused_where_a_release_is_not():
     with pytest.raises(PrivacyBudgetError, match=r"worth about [\d.]+ independent draws of the 2 numbers") as caught:
         run(kernel)
     assert "Nothing was released. DPHMC can do with less" in str(caught.value)
-    assert kernel._ledger.untouched
+    assert kernel.ledger.untouched
     DPHMC(model, eps=4.0, num_iterations=6).prepare(X, y=Y)  # a warning would be an error
 
 
@@ -213,7 +213,7 @@ def test_a_walk_beyond_the_plan_is_refused_before_the_preparation():
     kernel = walk(num_iterations=5)
     with pytest.raises(PrivacyBudgetError, match=r"does not allow 1 chain\(s\) of 6.*Nothing was released"):
         run(kernel)
-    assert kernel._ledger.untouched
+    assert kernel.ledger.untouched
 
 
 # -- Afterwards --------------------------------------------------------------------------------------------------------
@@ -244,12 +244,12 @@ def test_other_public_arguments_are_refused_or_used():
 
     kernel = DPPenalty(located, eps=20.0, prepare=FORCE, num_iterations=20)
     kernel.init(jax.random.key(0), 0, None, (X, np.zeros(2)), {"y": Y})
-    at_its_own = kernel._algorithm._log_prior(jnp.full(2, 5.0))
+    at_its_own = kernel.algorithm._log_prior(jnp.full(2, 5.0))
     try:
         kernel.init(jax.random.key(0), 0, None, (X, np.full(2, 5.0)), {"y": Y})
     except (ValueError, PrivacyBudgetError):
         return
-    assert kernel._algorithm._log_prior(jnp.full(2, 5.0)) > at_its_own
+    assert kernel.algorithm._log_prior(jnp.full(2, 5.0)) > at_its_own
 
 
 @pytest.mark.nightly
@@ -456,7 +456,7 @@ def test_traced_rows_cannot_be_prepared_on_and_the_error_says_what_to_do():
     kernel = walk(num_iterations=6)
     with pytest.raises(ValueError, match=r"call `kernel\.prepare\(\.\.\.\)` with the model's arguments first"):
         jax.jit(lambda x: kernel.init(jax.random.key(0), 2, None, (x,), {"y": Y}).i)(X)
-    assert kernel._ledger.untouched
+    assert kernel.ledger.untouched
 
 
 # -- Interrupted -------------------------------------------------------------------------------------------------------
@@ -512,7 +512,7 @@ def test_an_interrupt_before_the_first_look_at_the_rows_costs_nothing(monkeypatc
         interrupt_at(patched, Survey, "require_derivatives", 1)
         with pytest.raises(KeyboardInterrupt):
             run(kernel)
-    assert kernel._ledger.untouched
+    assert kernel.ledger.untouched
     assert planned(kernel) == {RESERVE: 1}
     run(kernel)
 
@@ -558,7 +558,7 @@ def test_a_search_that_wants_more_than_there_is_is_refused(monkeypatch):
     kernel = surrogate(num_iterations=6)
     with pytest.raises(PrivacyBudgetError, match=r"rho [\d.]+ is wanted from a reserve of [\d.]+"):
         run(kernel)
-    assert rho_of(kernel._ledger.plan) <= gaussian_rho(20.0, 0.1 / N)
+    assert rho_of(kernel.ledger.plan) <= gaussian_rho(20.0, 0.1 / N)
 
 
 # -- A secret noise seed -----------------------------------------------------------------------------------------------
@@ -568,7 +568,7 @@ def noise_of_a_preparation(make, **options):
     """The standard normals behind the noise that the preparation adds, by kind of release."""
     kernel = make(noise_seed=1, num_iterations=6, **options)
     drawn = {}
-    draw = kernel._ledger._noise.draw
+    draw = kernel.ledger._noise.draw
 
     def spy(shape, mechanism, relation, nonce):
         found = draw(shape, mechanism, relation, nonce)
@@ -577,7 +577,7 @@ def noise_of_a_preparation(make, **options):
         drawn.setdefault(kind, []).append(steps.ravel() / mechanism.noise_multiplier)
         return found
 
-    kernel._ledger._noise.draw = spy
+    kernel.ledger._noise.draw = spy
     kernel.prepare(X, y=Y)
     return drawn
 

@@ -112,7 +112,7 @@ def test_without_such_a_part_it_is_refused_before_anything_is_released(path, ker
     made = kernel(model, eps=1.0, step_size=1e-3, budget=budget, **options)
     with pytest.raises(PrivacyBudgetError, match="not all Gaussian"):
         fit(made)
-    assert not made._ledger.committed
+    assert not made.ledger.committed
     assert budget.charges == ()
 
 
@@ -180,7 +180,7 @@ def test_stages_of_a_preparation_are_part_of_one_charge(path, mode):
     kernel = prepared(mode, budget)
     mcmc = fit(kernel)
     (charge,) = budget.charges
-    ledger = kernel._ledger
+    ledger = kernel.ledger
     assert rho_of(ledger.plan) <= charge.rho <= gaussian_rho(20.0, 0.1 / len(X)) * (1 + 1e-12)
     assert rho_of(ledger.plan) > charge.rho * (1 - 1e-7)
     assert len([name for name in ledger.plan.kinds if re.search(r" \d+$", name)]) >= 3
@@ -208,7 +208,7 @@ def test_a_preparation_that_breaks_off_is_charged_in_full_and_cannot_go_on(path,
         patched.setattr(Survey, "derivatives", interrupted)
         with pytest.raises(KeyboardInterrupt):
             mcmc.run(jax.random.key(0), X)
-    spent = kernel._ledger.spent()
+    spent = kernel.ledger.spent()
     assert any(map(any, spent.values()))
     assert kernel.prepared is None
     with pytest.raises(PrivacyBudgetError, match="make a new kernel, whose eps adds to this one's"):
@@ -217,7 +217,7 @@ def test_a_preparation_that_breaks_off_is_charged_in_full_and_cannot_go_on(path,
     resumed.resume(budget)
     with pytest.raises(PrivacyBudgetError, match="make a new kernel, whose eps adds to this one's"):
         resumed.run(jax.random.key(0), X)
-    assert kernel._ledger.spent() == spent
+    assert kernel.ledger.spent() == spent
     (charge,) = budget.charges
     assert charge.rho == pytest.approx(gaussian_rho(20.0, 0.1 / len(X)), rel=1e-8)
     kernel.settle()
@@ -233,20 +233,20 @@ def test_a_copy_from_before_the_preparation_cannot_prepare(path, charged):
     budget = PrivacyBudget(path, eps=50.0, delta=1e-3) if charged else None
     kernel = prepared("surrogate", budget, num_iterations=6)
     kernel.require_budget(6, 1, (X,), {}, 6)
-    assert kernel._ledger.committed
+    assert kernel.ledger.committed
     copies = [pickle.loads(pickle.dumps(kernel)), copy.deepcopy(kernel)]
     fit(kernel)
-    spent = kernel._ledger.spent()
+    spent = kernel.ledger.spent()
     for twin in copies:
         with pytest.raises(PrivacyBudgetError, match="copy or was unpickled"):
             twin.prepare(X)
         with pytest.raises(PrivacyBudgetError, match="copy or was unpickled"):
-            twin._ledger.assign("reserve", {"mine": twin._ledger.plan.kinds["reserve"]})
+            twin.ledger.assign("reserve", {"mine": twin.ledger.plan.kinds["reserve"]})
         with pytest.raises(PrivacyBudgetError, match="was not charged to a PrivacyBudget before it was pickled"):
             twin.resume(PrivacyBudget(path, eps=50.0, delta=1e-3) if budget is None else budget)
         assert twin.prepared is None
-        assert not any(map(any, twin._ledger.spent().values()))
-    assert kernel._ledger.spent() == spent
+        assert not any(map(any, twin.ledger.spent().values()))
+    assert kernel.ledger.spent() == spent
     assert budget is None or len(budget.charges) == 1
 
 
@@ -268,7 +268,7 @@ def test_a_run_that_breaks_off_has_been_charged(path, monkeypatch):
 
     monkeypatch.setattr(NoiseSource, "draw", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        kernel._ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")
+        kernel.ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")
     assert len(budget.charges) == 1
 
 
@@ -276,7 +276,7 @@ def test_copies_of_a_kernel_draw_on_no_budget(path):
     budget = PrivacyBudget(path, eps=2.0, delta=1e-3)
     mcmc = fit(DPPenalty(model, eps=1.0, step_size=0.1, budget=budget))
     for same in (copy.copy(mcmc.sampler), copy.deepcopy(mcmc.sampler), pickle.loads(pickle.dumps(mcmc.sampler))):
-        assert same._budget is None
+        assert same.ledger.budget is None
         assert "charged to a budget of eps 2" in " ".join(str(same.privacy).split())
     for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="open it anew"):
@@ -706,11 +706,11 @@ def test_pickles_of_one_run_and_the_run_itself_share_what_is_left(path):
     with pytest.raises(PrivacyBudgetError, match="0 of 4 ratio releases left"):
         go_on(old[1])
     assert old[1].sampler.privacy.made == {"ratio": (6,)}  # by its own books there was enough
-    old[2].sampler._ledger._claimed["ratio"][0] -= 1  # a mutation of the books does not help
+    old[2].sampler.ledger._claimed["ratio"][0] -= 1  # a mutation of the books does not help
     with pytest.warns(RuntimeWarning, match="is used up"):
-        assert not old[2].sampler._ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")[0]
+        assert not old[2].sampler.ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")[0]
     (run,) = budget.charges
-    assert budget.claimed(run.run, first.sampler._ledger.plan) == {"ratio": (14,)}
+    assert budget.claimed(run.run, first.sampler.ledger.plan) == {"ratio": (14,)}
 
 
 def test_what_a_crashed_process_had_claimed_is_gone(path):
@@ -1001,7 +1001,7 @@ def test_whoever_changes_a_report_or_a_plan_of_theirs_changes_no_budget(path):
     mcmc = fit(DPPenalty(model, eps=1.0, step_size=0.1, budget=budget))
     kinds = mcmc.privacy.kinds
     kinds["ratio"] = Releases(kinds["ratio"].mechanisms, (1000,))
-    assert grants(mcmc.sampler._ledger) == 0
+    assert grants(mcmc.sampler.ledger) == 0
     mine = plan(1.0)
     ledger = Ledger(NoiseSource())
     ledger.commit(mine)

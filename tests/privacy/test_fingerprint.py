@@ -42,7 +42,7 @@ def regression(mean=0.0, sd=1.0, factor=1.0, likelihood=dist.Bernoulli, constant
 def noise_of(kernel, table=(X, Y), kwargs=None):
     """The noise that the kernel's first release would have."""
     kernel.init(jax.random.key(0), 0, None, table, kwargs or {})
-    _, drawn = kernel._ledger.grant({kind: Request(1, (1,)) for kind in kernel._ledger.plan.kinds}, 0, N, b"nonce")
+    _, drawn = kernel.ledger.grant({kind: Request(1, (1,)) for kind in kernel.ledger.plan.kinds}, 0, N, b"nonce")
     return {kind: draw.noise.tolist() for kind, draw in drawn.items()}
 
 
@@ -128,7 +128,7 @@ def test_it_is_in_no_pickle(monkeypatch):
     monkeypatch.setattr(numpyro_dp.kernels.base, "fingerprint", lambda *args: "a fingerprint")
     kernel = seeded(laplace)
     noise_of(kernel, (X[:, 0],))
-    assert b"a fingerprint" in kernel._ledger._context
+    assert b"a fingerprint" in kernel.ledger._context
     assert b"a fingerprint" not in pickle.dumps(kernel)
 
 
@@ -163,7 +163,7 @@ def test_a_public_array_that_is_traced_is_refused():
     start = functools.partial(kernel.init, jax.random.key(0), 0, None)
     with pytest.raises(ValueError, match=r"noise_seed: .* they are traced"):
         jax.jit(lambda offset: start((X, Y), {"offset": offset}))(np.ones(3))
-    assert not kernel._ledger.committed
+    assert not kernel.ledger.committed
 
 
 @pytest.mark.nightly

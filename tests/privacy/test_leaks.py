@@ -237,8 +237,8 @@ def prepared_on(table, mode):
     return {
         "prepared": kernel.prepared._replace(mode=0, coordinates=(), mirror=None),
         "what": [kernel.prepared.mode, str(kernel.prepared.mirror)],
-        "plan": list(kernel._ledger.plan.kinds.items()),
-        "made": kernel._ledger.spent(),
+        "plan": list(kernel.ledger.plan.kinds.items()),
+        "made": kernel.ledger.spent(),
         "report": kernel.privacy.to_json(),
     }
 
@@ -376,9 +376,9 @@ def test_equal_noise_on_neighbouring_tables_moves_only_the_sums():
     kernel.init(jax.random.key(0), 2, None, (X,), {"y": y, "group": group})
     sums = []
     for table in (X, neighbour):
-        separated = kernel._separate((table,), {"y": y, "group": group})
-        target = kernel._target(separated, (table,), {"y": y, "group": group})
-        draw = given_draw(5, hi=jnp.arange(5), lo=jnp.arange(5), ledger=kernel._ledger)
+        separated = kernel.separate((table,), {"y": y, "group": group})
+        target = kernel.target(separated, (table,), {"y": y, "group": group})
+        draw = given_draw(5, hi=jnp.arange(5), lo=jnp.arange(5), ledger=kernel.ledger)
         sums.append(np.asarray(target.gradient(draw, jnp.linspace(-1, 1, 5), 0.7).value, float))
     moved = np.linalg.norm(sums[0] - sums[1])
     assert 0 < moved <= 2 * 0.7 + 1e-3  # float32 resolves no more beside the noise

@@ -65,12 +65,12 @@ def test_a_release_on_all_rows_is_never_accounted_for_as_one_on_a_batch(release)
 def test_an_algorithm_gets_nothing_without_noise_in_a_private_run(batches):
     kernel = DPPenalty(model, eps=1.0, prepare=False, batch_size=batches, num_iterations=1)
     kernel.init(jax.random.key(0), 0, None, (Y,), {})
-    target = kernel._target(kernel._separate((Y,), {}), (Y,), {})
+    target = kernel.target(kernel.separate((Y,), {}), (Y,), {})
     batch = None if batches is None else Batch(np.arange(10), np.array(10))
     z, z_new = np.zeros(1, np.float32), np.ones(1, np.float32)
 
     def draw():
-        return given_draw(noisy=False, batch=batch, ledger=kernel._ledger)
+        return given_draw(noisy=False, batch=batch, ledger=kernel.ledger)
 
     for release in (
         lambda: target.log_ratio(draw(), z, z_new, 1.0),

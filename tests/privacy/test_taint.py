@@ -300,7 +300,7 @@ PLANTED = {
     "a warning": "warnings",
     "a printed text": "text",
     "a log record": "log",
-    "the ledger": r"kernel\._ledger\._salt",
+    "the ledger": r"kernel\.ledger\._salt",
     "a closure": r"kernel\._later\.value",
     "a property": r"properties of the kernel\['typical'\]",
     "the report": r"report\.unit",
@@ -331,9 +331,9 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> None:
         warnings.warn(f"a typical value is {value:.3g}", stacklevel=2)
         print(f"{value:.3g}")
         logging.getLogger("numpyro_dp").warning("%s", value)
-        self._ledger._salt = value
+        self.ledger._salt = value
         self._later = lambda: value
-        self._ledger._what += f" ({value:.3g})"
+        self.ledger._what += f" ({value:.3g})"
         self._described["unit"] += f" ({value:.3g})"
         numpyro_dp.privacy.ledger._LAST["value"] = numpyro_dp.privacy.ledger.Ledger.last = value
         numpyro_dp.privacy.batches._capacity(round(1e6 * value) + 10, 0.5)
@@ -341,12 +341,12 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> None:
         return separated
 
     def leaking_diagnostics(self, state):
-        return f"{diagnose(self, state)} {self._ledger._salt:.3g}"
+        return f"{diagnose(self, state)} {self.ledger._salt:.3g}"
 
     monkeypatch.setattr(DPKernel, "_step", leaking_step)
     monkeypatch.setattr(DPKernel, "_admit", leaking_admit)
     monkeypatch.setattr(DPKernel, "get_diagnostics_str", leaking_diagnostics)
-    monkeypatch.setattr(DPKernel, "typical", property(lambda self: self._ledger._salt), raising=False)
+    monkeypatch.setattr(DPKernel, "typical", property(lambda self: self.ledger._salt), raising=False)
     monkeypatch.setattr(numpyro_dp.privacy.ledger, "_LAST", {}, raising=False)
     monkeypatch.setattr(numpyro_dp.privacy.ledger.Ledger, "last", 0.0, raising=False)
 
@@ -443,7 +443,7 @@ def unpickled(made, folder, table):
 def stopped_in_the_middle(made, folder, table):
     budget = PrivacyBudget(folder / "table.budget", eps=50.0, delta=0.1)
     mcmc = plain(made, folder, budget=budget)
-    made["kernel"]._ledger._block = None  # calling it is an error, within a callback, when releases are claimed
+    made["kernel"].ledger._block = None  # calling it is an error, within a callback, when releases are claimed
     start(mcmc, table, init_params={"a": np.zeros(()), "b": np.zeros(())})
 
 

@@ -116,7 +116,7 @@ def test_rows_of_private_units_are_in_no_public_place(relation):
         num_iterations=1,
     )
     kernel.init(jax.random.key(0), 0, None, ARGS, KWARGS)
-    target = kernel._target(kernel._separate(ARGS, KWARGS), ARGS, KWARGS)
+    target = kernel.target(kernel.separate(ARGS, KWARGS), ARGS, KWARGS)
     assert not target.has_public_places
     assert target.has_public_size == (relation == "replace_one")
     assert [part.shape[:2] for part in target.vault._rows] == [(20, 5)] * 4
@@ -135,7 +135,7 @@ def test_vectors_are_added_up_by_blocks_only_where_places_are_public(options, fi
     """Elsewhere a row more or less would move all later ones to other blocks, and round them with others."""
     kernel = DPPenalty(model, eps=1.0, step_size=0.1, num_iterations=1, **options)
     kernel.init(jax.random.key(0), 0, None, ARGS, KWARGS)
-    target = kernel._target(kernel._separate(ARGS, KWARGS), ARGS, KWARGS)
+    target = kernel.target(kernel.separate(ARGS, KWARGS), ARGS, KWARGS)
     used, original = [], clipping._sum_by_blocks
     monkeypatch.setattr(clipping, "_sum_by_blocks", lambda *args: used.append(1) or original(*args))
     target.vault._total(RowSum(lambda row: row[0][0] if "unit" not in options else row[0][0, 0], 1.0, D), None)
@@ -341,9 +341,9 @@ def test_the_preparation_asks_units_too():
         kernel.prepare(*ARGS, **KWARGS)
     assert {shapes[0] for shapes in map(tuple, seen)} == {(20, 5, D)}
     assert kernel.prepared.frame.center.shape == (22,)
-    survey = Survey(kernel._target(kernel._separate(ARGS, KWARGS), ARGS, KWARGS), kernel._chain._cut)
+    survey = Survey(kernel.target(kernel.separate(ARGS, KWARGS), ARGS, KWARGS), kernel._chain._cut)
     density = survey.cut.row_log_density
-    rows = kernel._separate(ARGS, KWARGS).rows(ARGS, KWARGS)
+    rows = kernel.separate(ARGS, KWARGS).rows(ARGS, KWARGS)
     phi = np.zeros(22, np.float32)
     alone = np.array([density(phi, tuple(part[k : k + 1] for part in rows)) for k in range(20)])
     np.testing.assert_allclose(alone, -np.log(2) * np.bincount(PERSON)[ORDER], rtol=1e-5)  # of Bernoulli(1/2)
@@ -486,8 +486,8 @@ def test_a_number_of_units_that_is_private_is_not_told(are_counted):
 def test_other_units_are_another_query_for_a_noise_seed():
     def settings(unit, person=PERSON):
         kernel = DPPenalty(model, eps=1.0, step_size=0.1, unit=unit, noise_seed=1)
-        kernel._separate(ARGS, KWARGS | {"person": person})
-        return kernel._settings()
+        kernel.separate(ARGS, KWARGS | {"person": person})
+        return kernel._asked_by()
 
     assert settings(PERSON) != settings(PERSON[::-1])
     assert settings("person") != settings("person", PERSON[::-1])
@@ -498,7 +498,7 @@ def test_rows_that_belong_to_others_later_are_refused(in_place):
     """The rows were grouped once: another column would be clipped by the groups of the first."""
     kernel = DPPenalty(model, eps=1.0, step_size=0.1, unit="person", num_iterations=2)
     person = PERSON.copy()
-    kernel._separate(ARGS, KWARGS | {"person": person})
+    kernel.separate(ARGS, KWARGS | {"person": person})
     other = person if in_place else PERSON.copy()
     other[:] = PERSON[::-1]
     with pytest.raises(ValueError, match="says otherwise than before which rows are whose"):
@@ -509,7 +509,7 @@ def test_an_array_that_is_changed_later_changes_nothing():
     person = PERSON.copy()
     kernel = DPPenalty(model, eps=1.0, step_size=0.1, unit=person)
     person[:] = 0
-    np.testing.assert_array_equal(kernel._separate(ARGS, KWARGS).number, units().number)
+    np.testing.assert_array_equal(kernel.separate(ARGS, KWARGS).number, units().number)
 
 
 def test_an_audit_takes_no_budget_and_no_seed(tmp_path, monkeypatch):

@@ -705,7 +705,7 @@ def test_a_kernel_that_plans_for_less_gets_no_more():
             state = step(state)
             exhausted.append(bool(state.exhausted))
     assert exhausted == [False, False, True, True, True]
-    assert kernel._ledger.spent() == {"ratio": (2,)}
+    assert kernel.ledger.spent() == {"ratio": (2,)}
 
 
 class RequestsFewer(DPHMC):
@@ -725,7 +725,7 @@ def test_a_release_that_was_not_charged_is_nothing():
     first, second = np.asarray(state.carry.gradient)
     assert first != 0
     assert second == 0
-    assert kernel._ledger.spent() == {"ratio": (1,), "grad": (1,)}
+    assert kernel.ledger.spent() == {"ratio": (1,), "grad": (1,)}
 
 
 def test_a_preparation_cannot_spend_more_than_its_reserve():

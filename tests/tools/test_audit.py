@@ -149,16 +149,16 @@ def prepare(scenario: Scenario, start: float = 0.0, seed: int = 0) -> Trials:
     if scenario.walks:
         state = state._replace(carry=jnp.ones_like(state.carry))
     for table in (scenario.first, scenario.second):
-        kernel._separate((table,), {})  # not while tracing
+        kernel.separate((table,), {})  # not while tracing
     privacy = kernel.privacy
     allow(kernel, 10**6)
     return Trials(privacy.eps, privacy.delta, kernel, jax.jit(lambda s, y: kernel.sample(s, (y,), {})), state)
 
 
 def allow(kernel: Any, times: int) -> None:
-    plan = kernel._ledger.plan
+    plan = kernel.ledger.plan
     kinds = {name: Releases(k.mechanisms, tuple(times * c for c in k.counts)) for name, k in plan.kinds.items()}
-    kernel._ledger.commit(dataclasses.replace(plan, kinds=kinds, eps=math.inf))  # whatever it costs
+    kernel.ledger.commit(dataclasses.replace(plan, kinds=kinds, eps=math.inf))  # whatever it costs
 
 
 def repeated(state: Any, count: int) -> Any:
@@ -484,7 +484,7 @@ def test_chains_that_are_not_charged_are_noticed(chains, trials, monkeypatch):
     """Of several chains only the first is within the plan. The others stand still, or should."""
     scenario = SCENARIOS["penalty"]
     one = prepare(scenario, scenario.start)
-    ledger = one.kernel._ledger
+    ledger = one.kernel.ledger
     kinds = {"ratio": ledger.plan.kinds["ratio"]._replace(counts=(trials,))}
     ledger.commit(dataclasses.replace(ledger.plan, kinds=kinds, eps=math.inf))
 

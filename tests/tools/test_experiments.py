@@ -250,7 +250,7 @@ def test_a_tempered_sampler_is_the_same_at_the_same_price():
     n0 = dataclasses.replace(FLAT, n0=200)
     one, other = (runs.fit(problem, each, 1.0, 0, 20).mcmc.sampler for problem, each in ((FLAT, plain), (n0, tempered)))
     assert one.privacy.eps == other.privacy.eps
-    assert other._clips["grad"] == pytest.approx(10 * one._clips["grad"])
+    assert other.clip("grad") == pytest.approx(10 * one.clip("grad"))
 
 
 def test_all_of_the_budget_is_used():

@@ -1,0 +1,184 @@
+"""What the user asks of a kernel: checked once, without a table, and frozen."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpyro.infer.initialization import init_to_median
+
+from numpyro_dp.kernels.options import check_budget, check_positive_int, check_power, check_unit
+from numpyro_dp.privacy.batches import AllRows, Batches, as_batches
+from numpyro_dp.privacy.clipping import OwnerIndex
+from numpyro_dp.privacy.mechanisms import size_is_public
+from numpyro_dp.privacy.release import Exchange
+
+DEFAULT_CLIP = 1.0
+"""For rows whose log densities have slopes of about 1 in unconstrained space; the report says where it was used."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Settings:
+    """Arguments of a kernel. `KernelOptions` and `MetropolisOptions` tell what those of all kernels mean.
+
+    :param noise_multipliers: of each kind of release, where they were given instead of `eps`.
+    :param clips: of each kind; None where the user has given none.
+    :param shares: of each kind in the budget.
+    :param batch_size: what the user has given.
+    :param shared: eps and delta of the `PrivacyBudget` that the run is charged to.
+    :param seed_is_short: whether the noise has a seed that can be found by trying.
+    :ivar default_clips: for which kinds `DEFAULT_CLIP` took the place of the user's.
+    :ivar batches: what `batch_size` means.
+    """
+
+    model: Callable
+    eps: float | None
+    delta: float | None
+    noise_multipliers: Mapping[str, float | None]
+    clips: Mapping[str, Any]
+    shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    batch_size: "float | Batches | None" = None
+    step_size: Any = None
+    power: float = 1.0
+    n0: float | None = None
+    neighboring_relation: str = "replace_one"
+    num_iterations: int | None = None
+    num_chains: int = 1
+    inverse_mass_matrix: Any = None
+    dense_mass: bool = False
+    adapt_step_size: bool = True
+    adapt_mass_matrix: bool = False
+    target_accept_prob: float = 0.5
+    init_strategy: Callable | None = None
+    row_plate: str | None = None
+    private_args: Sequence[str] | None = None
+    unit: Any = None
+    max_rows_per_unit: int | None = None
+    owners: "OwnerIndex | Exchange | None" = None
+    shared: tuple[float, float] | None = None
+    seed_is_short: bool = False
+    default_clips: tuple[str, ...] = dataclasses.field(init=False)
+    batches: Batches = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        if not callable(self.model):
+            raise TypeError(f"model must be a NumPyro model (a callable), got {type(self.model).__name__}")
+
+        def fix(**values: Any) -> None:
+            for name, value in values.items():
+                object.__setattr__(self, name, value)
+
+        # Of numbers of lower precision the accounting would be in theirs.
+        fix(
+            eps=_as_float(self.eps),
+            delta=_as_float(self.delta),
+            noise_multipliers={kind: _as_float(value) for kind, value in self.noise_multipliers.items()},
+            default_clips=tuple(kind for kind, clip in self.clips.items() if clip is None),
+            clips={kind: DEFAULT_CLIP if clip is None else float(clip) for kind, clip in self.clips.items()},
+        )
+        check_budget(self.eps, self.delta, self.noise_multipliers, self.neighboring_relation)
+        check_positive_int("num_iterations", self.num_iterations, optional=True)
+        check_positive_int("num_chains", self.num_chains)
+        for kind, clip in self.clips.items():
+            if not clip > 0:
+                raise ValueError(f"clip_{kind} must be positive, got {clip}")
+            if math.isinf(clip) and self.eps != math.inf:
+                raise ValueError(f"clip_{kind}=inf bounds no row's influence: it is for eps=inf (no privacy) only")
+        if self.step_size is not None and not callable(self.step_size) and not 0 < self.step_size < math.inf:
+            raise ValueError(f"step_size must be positive, got {self.step_size}")
+        if not 0 < self.target_accept_prob < 1:
+            raise ValueError(f"target_accept_prob must lie strictly between 0 and 1, got {self.target_accept_prob}")
+        check_power(self.power, self.n0, self.neighboring_relation)
+        check_unit(self.unit, self.max_rows_per_unit, self.n0, self.owners, self.neighboring_relation)
+        fix(
+            shares=dict(self.shares or dict.fromkeys(self.noise_multipliers, 1.0)),
+            batches=as_batches(self.batch_size),
+            power=float(self.power),
+            n0=_as_float(self.n0),
+            target_accept_prob=float(self.target_accept_prob),
+            init_strategy=init_to_median if self.init_strategy is None else self.init_strategy,
+            unit=self.unit if self.unit is None or isinstance(self.unit, str) else np.array(self.unit),
+        )
+        fix(owners=self._known_owners())
+
+    def _known_owners(self) -> "OwnerIndex | Exchange | None":
+        owners: Any = self.owners
+        if owners is None:
+            return None
+        if hasattr(owners, "exchange"):
+            if self.eps == math.inf:
+                raise ValueError("eps=inf would send exact sums of rows to the other owners: give a finite eps")
+            if not isinstance(self.batches, AllRows):
+                raise ValueError("data owners in separate processes use all of their rows: leave batch_size out")
+            if self.n0 is not None:
+                raise ValueError("n0 needs the number of rows of all owners, which is not known here: give power")
+            return owners
+        if not self.size_is_public:
+            raise ValueError("an index of owners tells n, which is private under 'add_or_remove_one'")
+        index = np.asarray(owners)
+        if index.ndim != 1 or not np.issubdtype(index.dtype, np.integer) or index.size == 0 or index.min() < 0:
+            raise ValueError(
+                "owners must be each row's owner as integers from 0, shape (n,), or an exchange such as "
+                f"numpyro_dp.owners.JaxProcesses(); got {type(owners).__name__} of shape {index.shape}, {index.dtype}"
+            )
+        if not isinstance(self.batches, AllRows):
+            raise ValueError("each owner uses all of its rows: leave batch_size out")
+        return OwnerIndex(index.astype(np.int32), int(index.max()) + 1)
+
+    # -- What follows from them --------------------------------------------------------------------------------------
+
+    @property
+    def size_is_public(self) -> bool:
+        """Whether neighbouring tables have as many units."""
+        return size_is_public(self.neighboring_relation)
+
+    @property
+    def table_size_is_public(self) -> bool:
+        """Whether they have as many rows, too: not if a unit may have more of them."""
+        return self.size_is_public and self.max_rows_per_unit is None
+
+    @property
+    def has_exchange(self) -> bool:
+        """Whether data owners in other processes take part."""
+        return hasattr(self.owners, "exchange")
+
+    @property
+    def is_tempered(self) -> bool:
+        return self.n0 is not None or self.power != 1
+
+    def power_for(self, num_rows: int) -> float:
+        """Exponent of the likelihood."""
+        if self.n0 is None:
+            return self.power
+        if self.n0 > num_rows:
+            raise ValueError(f"n0 is {self.n0:g}, more than the {num_rows} rows: give at most as many")
+        return self.n0 / num_rows
+
+    def delta_for(self, num_rows: int) -> float:
+        """What was given, or a tenth of a row's share."""
+        return 0.1 / num_rows if self.delta is None else self.delta
+
+    def width_for(self, num_rows: int) -> float:
+        """Of a posterior whose rows each have information of about 1; a guess where their number is private."""
+        return 1 / math.sqrt(self.power_for(num_rows) * num_rows) if self.size_is_public else 0.01
+
+    @property
+    def plain(self) -> list[tuple[str, Any]]:
+        """Those of which the values decide what is asked of a table; the plan has its length and the chains."""
+        of_the_plan = ("num_iterations", "num_chains", "shared")
+        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return sorted((name, value) for name, value in named.items() if is_plain(value) and name not in of_the_plan)
+
+    @property
+    def given_noise_multipliers(self) -> dict[str, float]:
+        return {kind: value for kind, value in self.noise_multipliers.items() if value is not None}
+
+
+def is_plain(value: Any) -> bool:
+    """Whether `repr` tells all about it."""
+    return isinstance(value, (int, float, str, dict, tuple, type(None), *Batches.__args__))
+
+
+def _as_float(value: Any) -> float | None:
+    return None if value is None else float(value)

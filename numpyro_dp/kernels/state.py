@@ -1,0 +1,141 @@
+"""The state of a private chain, and where it starts: by public numbers."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+from numpyro.util import is_prng_key
+
+from numpyro_dp.kernels.settings import Settings
+from numpyro_dp.model.separable import SeparableModel
+
+
+class DPState(NamedTuple):
+    """State of a private chain. Every field is released: it depends on the table through noisy clipped sums only.
+
+    :ivar i: iterations done, warmup included.
+    :ivar z: unconstrained parameters, a dict keyed by site.
+    :ivar accepted: whether the last proposal was accepted.
+    :ivar accept_prob: estimate of its acceptance probability from the *noisy* log ratio.
+    :ivar mean_accept_prob: its running mean since the start or the end of warmup.
+    :ivar noise_scale: standard deviation of the privacy noise in the last log ratio (about 1 to 2.5 is best; far above,
+        the chain stands still); for kernels without an acceptance test, in each entry of the last gradient.
+    :ivar exhausted: the budget did not allow this iteration; `z` is a copy of the one before and no draw.
+    :ivar diverging: NUTS's warning that its trajectory went astray, where a prepared kernel runs NUTS on a released
+        likelihood.
+    :ivar adapt_state: NumPyro's ``HMCAdaptState``: step size, inverse mass matrix and their adaptation.
+    :ivar carry: what the algorithm itself carries along; see the kernel.
+    :ivar rng_key: key of the public randomness (proposals, accept draws). Privacy noise does not come from it.
+    :ivar origin: hash of where the chain began and of the length of its warmup, shape (2,): with `noise_seed`, chains
+        that begin elsewhere ask something else, and so must not have the same noise.
+    """
+
+    i: jax.Array
+    z: dict[str, jax.Array]
+    accepted: jax.Array
+    accept_prob: jax.Array
+    mean_accept_prob: jax.Array
+    noise_scale: jax.Array
+    exhausted: jax.Array
+    diverging: jax.Array
+    adapt_state: Any
+    carry: Any
+    rng_key: Any
+    origin: jax.Array
+
+
+def initial_state(
+    params: dict[str, jax.Array], dtype: Any, adapt_state: Any, carry: Any, rng_key: jax.Array, origin: jax.Array
+) -> DPState:
+    zero, no = jnp.zeros((), dtype), jnp.array(False)
+    return DPState(
+        i=jnp.array(0),
+        z=params,
+        accepted=no,
+        accept_prob=zero,
+        mean_accept_prob=zero,
+        noise_scale=zero,
+        exhausted=no,
+        diverging=no,
+        adapt_state=adapt_state,
+        carry=carry,
+        rng_key=rng_key,
+        origin=origin,
+    )
+
+
+def initial_params(
+    settings: Settings, rng_key: jax.Array, init_params: Any, separated: SeparableModel, args: tuple, kwargs: dict
+) -> dict[str, jax.Array]:
+    """Unconstrained values of the sites: the user's, or by the strategy from the prior. No row is looked at.
+
+    :param rng_key: one, or one for each chain.
+    """
+    if init_params is None:
+        params, valid = separated.init_params(rng_key, cast(Callable, settings.init_strategy), args, kwargs)
+        if not isinstance(valid, jax.core.Tracer) and not bool(jnp.all(valid)):
+            raise ValueError(
+                "init_strategy found no starting point at which the log prior is finite (the rows are not looked "
+                "at): give `init_params=` or `init_strategy=init_to_value(values=...)`"
+            )
+        return params
+    batch = () if is_prng_key(rng_key) else (rng_key.shape[0],)
+    expected = {name: (*batch, *jnp.shape(zero)) for name, zero in separated.prototype.items()}
+    if not isinstance(init_params, Mapping):
+        raise ValueError(f"init_params must be a dict of unconstrained values for the sites {sorted(expected)}")
+    found = {name: jnp.shape(value) for name, value in init_params.items()}
+    if found != expected:
+        raise ValueError(
+            f"init_params must hold unconstrained values of shapes {expected} (a leading axis for the chains "
+            f"counts), got {found}"
+        )
+    return {name: jnp.asarray(init_params[name], zero.dtype) for name, zero in separated.prototype.items()}
+
+
+def flat_mass_matrix(settings: Settings, separated: SeparableModel, dtype: Any) -> jax.Array | None:
+    """The user's inverse mass matrix over the flat parameter vector: (d,), or (d, d) with `dense_mass`."""
+    given = settings.inverse_mass_matrix
+    if given is None:
+        return None
+    size = separated.num_params
+    if isinstance(given, Mapping):
+        unknown = set(given) - set(separated.prototype)
+        if unknown:
+            raise ValueError(
+                f"inverse_mass_matrix names {sorted(unknown)}, but the sites are {sorted(separated.prototype)}"
+            )
+        matrix = separated.ravel(
+            {
+                name: jnp.broadcast_to(jnp.asarray(given.get(name, 1.0), dtype), jnp.shape(zero))
+                for name, zero in separated.prototype.items()
+            }
+        )
+    else:
+        matrix = jnp.asarray(given, dtype)
+        matrix = jnp.full((size,), matrix) if matrix.ndim == 0 else matrix
+    if matrix.shape not in ((size,), (size, size)):
+        raise ValueError(
+            f"inverse_mass_matrix has shape {matrix.shape}; the model has {size} unconstrained parameters: give a "
+            f"number, ({size},) for a diagonal, ({size}, {size}) for a dense one, or a dict by site"
+        )
+    if settings.dense_mass and matrix.ndim == 1:
+        matrix = jnp.diag(matrix)
+    if not settings.dense_mass and matrix.ndim == 2:
+        raise ValueError("a dense inverse_mass_matrix needs dense_mass=True")
+    return matrix
+
+
+def origin_of(z: jax.Array, num_warmup: int) -> jax.Array:
+    """64 bits that are others for another start or another length of the warmup."""
+    z = z.astype(jnp.promote_types(z.dtype, jnp.float32))  # of at least one word
+    words = jnp.ravel(lax.bitcast_convert_type(z, jnp.uint32))
+    key = random.key(num_warmup, impl="threefry2x32")
+    return random.key_data(lax.scan(lambda key, word: (random.fold_in(key, word), None), key, words)[0])
+
+
+def witness_of(tree: Any) -> jax.Array:
+    """A number of every array that a step depends on; see `ask_ledger`. Nobody reads it."""
+    leaves = jax.tree.leaves(tree)
+    return jnp.concatenate([jnp.ravel(leaf[:1] if leaf.ndim else leaf)[:1].astype(jnp.float32) for leaf in leaves])
