@@ -11,14 +11,13 @@ class RandomWalk(Algorithm):
     """A walk with one release in each iteration. The carry holds the directions of a guided one."""
 
     _released = "ratio"
-    _dense_mass: bool
 
-    def _set_walk(self, one_component: bool, guided: bool) -> None:
+    def _set_walk(self, one_component: bool, guided: bool, dense_mass: bool) -> None:
         """
         :param one_component: whether an iteration moves one component, drawn at random.
         :param guided: whether a component keeps its direction until a jump of it is rejected.
         """
-        if guided and self._dense_mass and not one_component:
+        if guided and dense_mass and not one_component:
             raise ValueError("the guided walk has a direction for each component: it needs a diagonal mass matrix")
         self._one_component, self._guided = one_component, guided
 

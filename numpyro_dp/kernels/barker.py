@@ -130,7 +130,7 @@ class DPBarker(RandomWalk, PreparedKernel):
             raise ValueError(f"correction must be one of {', '.join(map(repr, CORRECTIONS))}, got {correction!r}")
         if variance is not None and not 0 < variance < math.inf:
             raise ValueError(f"variance must be positive, got {variance}")
-        self._set_walk(one_component, guided)
+        self._set_walk(one_component, guided, self.settings.dense_mass)
         self._variance = 2.0 if self._batched and variance is None else variance
         if self.settings.owners is not None:
             raise ValueError(

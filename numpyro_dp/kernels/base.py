@@ -35,11 +35,11 @@ from numpyro_dp.kernels.state import (
     origin_of,
     witness_of,
 )
-from numpyro_dp.model.arguments import placeholder_rows
+from numpyro_dp.model.arguments import PublicArguments, placeholder_rows
 from numpyro_dp.model.separable import SeparableModel, released_model
 from numpyro_dp.model.separate import separate
 from numpyro_dp.model.units import group_rows, require_same_groups
-from numpyro_dp.privacy.batches import AllRows, Batches
+from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batches
 from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.privacy.clipping import OwnerIndex, require_correct_sums
 from numpyro_dp.privacy.draws import Grant, ask_ledger
@@ -143,7 +143,7 @@ class DPKernel(MCMCKernel, Algorithm):
         else:
             keys = jnp.moveaxis(jax.vmap(partial(random.split, num=4))(rng_key), 1, 0)
         params_key, *state_keys = keys
-        params = self._initial_params(params_key, init_params, separated, model_args, model_kwargs)
+        params = self._initial_params(params_key, init_params, separated, separated.public(model_args, model_kwargs))
         start = partial(self._initial_state, separated, self._starts_at_a_release(init_params))
         state = jax.jit(start if is_prng_key(rng_key) else jax.vmap(start))(params, *state_keys)
         if self.is_spread and isinstance(state.i, jax.core.Tracer):
@@ -199,13 +199,18 @@ class DPKernel(MCMCKernel, Algorithm):
         :param start: iterations that the chains have done before, if they go on from a state.
         :raises PrivacyBudgetError: if it is not.
         """
-        self._commit(self.separate(model_args, model_kwargs), model_args, model_kwargs, planned, num_chains)
+        separated = self.separate(model_args, model_kwargs)
+        public = separated.public(model_args, model_kwargs)
+        if not self.ledger.closed:
+            self._take_up(separated, public)
+        self._commit(separated, public, planned, num_chains)
         self.ledger.require(
             self.algorithm.releases(num_iterations, num_chains, start > 0),
             num_iterations,
             start,
             f"{num_chains} chain(s) of {num_iterations} iterations",
         )
+        self._check_run(num_iterations, num_chains)
 
     def prepare(self, *model_args: Any, **model_kwargs: Any) -> None:
         """Do what has to be done once, before any chain starts; `init` does it otherwise. Here: nothing."""
@@ -238,11 +243,16 @@ class DPKernel(MCMCKernel, Algorithm):
         self._layout = layout_of(rows)
         if self._layout is not None:
             self._check_layout(self._layout)
-        self._commit(separated, model_args, model_kwargs)
+        public = separated.public(model_args, model_kwargs)
+        self._commit(separated, public)
         self._require_same_table(separated)
-        self._check_arguments(model_args, model_kwargs)
+        self._check_arguments(public)
         self.ledger.bind_table(rows)
-        self._prepare(separated, model_args, model_kwargs)
+
+        def target() -> PrivateTarget:  # no `partial`, which would show the arguments
+            return self.target(separated, model_args, model_kwargs, ALL_ROWS)
+
+        self._prepare(separated, public, target)
         return separated
 
     def _check_layout(self, layout: Layout) -> None:
@@ -267,6 +277,8 @@ class DPKernel(MCMCKernel, Algorithm):
 
         On several devices each would hold all of it; and while JAX compiles a constant it copies it up to four times.
         """
+        if self._reads_rows_once:
+            return self.is_spread
         rows = _private_leaves(self.separate(model_args, model_kwargs), model_args, model_kwargs)
         size = sum(getattr(row, "nbytes", 0) for row in rows)
         return self.is_spread or (size > _LARGE_TABLE and self.settings.unit is None)
@@ -277,11 +289,35 @@ class DPKernel(MCMCKernel, Algorithm):
             raise ValueError("other rows belong together here than when this run began (`unit=`): pass the same column")
         self.ledger.require_size(separated.num_rows)
 
-    def _check_arguments(self, model_args: tuple, model_kwargs: dict) -> None:
+    # What a subclass may do beside. It never gets the table: of private arguments it sees placeholders.
+
+    def _see(self, separated: SeparableModel, public: PublicArguments, is_new: bool) -> None:
+        """Read something off the model.
+
+        :param is_new: whether the kernel has not seen arguments of these shapes before.
+        """
+
+    def _take_up(self, separated: SeparableModel, public: PublicArguments) -> None:
+        """Make anew what was lost when this kernel was pickled."""
+
+    def _check_run(self, num_iterations: int, num_chains: int) -> None:
+        """Refuse a run of this size, before anything is released."""
+
+    def _check_arguments(self, public: PublicArguments) -> None:
         """Refuse arguments that this kernel cannot go on with, before anything is bound to them."""
 
-    def _prepare(self, separated: SeparableModel, model_args: tuple, model_kwargs: dict) -> None:
-        """What `prepare` does in the end."""
+    def _prepare(self, separated: SeparableModel, public: PublicArguments, target: Callable[[], PrivateTarget]) -> None:
+        """What `prepare` does in the end.
+
+        :param target: makes one on all rows.
+        """
+
+    def _ready(self, target: PrivateTarget) -> PrivateTarget:
+        """The target as the algorithm wants it."""
+        return target
+
+    _reads_rows_once = False
+    """Whether iterations need sums only that are the same in each of them."""
 
     def without_data(self, model_args: tuple, model_kwargs: dict) -> tuple[tuple, dict]:
         """The model's arguments with one placeholder row in the place of the table; nothing if they were refused."""
@@ -335,8 +371,7 @@ class DPKernel(MCMCKernel, Algorithm):
     def _commit(
         self,
         separated: SeparableModel,
-        args: tuple,
-        kwargs: dict,
+        public: PublicArguments,
         planned: int | None = None,
         num_chains: int | None = None,
     ) -> None:
@@ -375,7 +410,7 @@ class DPKernel(MCMCKernel, Algorithm):
         described = describe_table(settings, separated)
         context = [type(self).__name__, self._asked_by()]
         if self.ledger.reproducible and not self.ledger.closed:
-            context.append(self._fingerprint(separated, args, kwargs))
+            context.append(self._fingerprint(separated, public))
         self.ledger.commit(plan, repr(tuple(context)))
         self._described = described
         self._warn_if_hopeless(plan, separated.num_params)
@@ -419,20 +454,19 @@ class DPKernel(MCMCKernel, Algorithm):
         own = vars(self).items()
         return [*self.settings.plain, *sorted((name, x) for name, x in own if is_plain(x) and name not in _NOT_ASKED)]
 
-    def _fingerprint(self, separated: SeparableModel, args: tuple, kwargs: dict) -> str:
+    def _fingerprint(self, separated: SeparableModel, public: PublicArguments) -> str:
         """A hash of what else decides what is asked of the table: the model, its public values, the mass matrix.
 
         Of private arguments it knows shapes and dtypes only. Where a chain starts is in its state (`DPState.origin`).
         """
-        leaves = jax.tree.leaves((args, kwargs))
-        public = [leaf for leaf, a in zip(leaves, separated.arguments, strict=True) if not a.private]
         with jax.ensure_compile_time_eval():  # constants stay constants in chains that run in parallel
-            return fingerprint(self._queries(separated, args, kwargs), (public, self.settings.inverse_mass_matrix))
+            return fingerprint(self._queries(separated, public), (public.leaves, self.settings.inverse_mass_matrix))
 
-    def _queries(self, separated: SeparableModel, args: tuple, kwargs: dict) -> list[tuple[Callable, tuple]]:
+    def _queries(self, separated: SeparableModel, public: PublicArguments) -> list[tuple[Callable, tuple]]:
         """The functions of which sums are released or which decide where, with arguments of the right shapes."""
         model, rows = separated.of_rows, placeholder_rows(separated.arguments)
         z = jax.eval_shape(separated.ravel, separated.prototype)
+        args, kwargs = public.args, public.kwargs
         return [(model.log_prior(args, kwargs), (z,)), (model.row_log_density(args, kwargs), (z, rows))]
 
     def target(
@@ -457,7 +491,7 @@ class DPKernel(MCMCKernel, Algorithm):
             ledger=self.ledger,
             at_hand=at_hand,
         )
-        return PrivateTarget(
+        target = PrivateTarget(
             vault,
             separated.log_prior(args, kwargs),
             separated.row_log_density(args, kwargs),
@@ -465,6 +499,7 @@ class DPKernel(MCMCKernel, Algorithm):
             num_rows=separated.num_rows,
             power=self.settings.power_for(separated.num_rows),
         )
+        return self._ready(target)
 
     def _agree_with_other_owners(self, owners: Exchange, state: DPState) -> None:
         """Make sure that all owners run the same chains, before anything is exchanged."""
@@ -590,12 +625,12 @@ class DPKernel(MCMCKernel, Algorithm):
         given = self.settings.step_size
         return self.settings.width_for(num_rows) if given is None else given
 
-    def _initial_params(self, rng_key, init_params, separated: SeparableModel, args, kwargs):
-        return initial_params(self.settings, rng_key, init_params, separated, args, kwargs)
+    def _initial_params(self, rng_key, init_params, separated: SeparableModel, public: PublicArguments) -> dict:
+        return initial_params(self.settings, rng_key, init_params, separated, public.args, public.kwargs)
 
     def separate(self, args: tuple, kwargs: dict) -> SeparableModel:
         """The model for arguments of these shapes: checked once, and again only for other shapes."""
-        separated = self._known(args, kwargs)
+        known = separated = self._known(args, kwargs)
         if separated is None:
             options = self.settings.row_plate, self.settings.private_args, self.settings.table_size_is_public
             separated = separate(self.settings.model, args, kwargs, *options)
@@ -607,6 +642,7 @@ class DPKernel(MCMCKernel, Algorithm):
             self._separated[_signature(args, kwargs)] = separated
         elif isinstance(self.settings.unit, str):
             require_same_groups(separated, self.settings.unit, args, kwargs)
+        self._see(separated, separated.public(args, kwargs), known is None)
         return separated
 
     def _known(self, args: tuple, kwargs: dict) -> SeparableModel | None:

@@ -31,9 +31,9 @@ from numpyro_dp.chain.random_walk import RandomWalk
 from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.kernels.base import DPKernel
 from numpyro_dp.kernels.options import MetropolisOptions, only
+from numpyro_dp.model.arguments import PublicArguments
 from numpyro_dp.model.families import BoundFamily, ExponentialFamily, family_of
 from numpyro_dp.model.separable import SeparableModel
-from numpyro_dp.privacy.batches import Batches
 
 
 class DPExponentialFamily(RandomWalk, DPKernel):
@@ -85,7 +85,7 @@ class DPExponentialFamily(RandomWalk, DPKernel):
                 "how many rows the other owners have is not known here: give "
                 "neighboring_relation='add_or_remove_one', under which it is one of the noisy statistics"
             )
-        self._set_walk(one_component, guided)
+        self._set_walk(one_component, guided, self.settings.dense_mass)
         self._bounds, self._given_family = bounds, family
         self._family: BoundFamily | None = None
         self._public: list[Any] | None = None  # what the family was read off with
@@ -96,32 +96,26 @@ class DPExponentialFamily(RandomWalk, DPKernel):
         """Whether the number of rows is private, and so one of the statistics."""
         return self.settings.neighboring_relation == "add_or_remove_one"
 
-    def wants_table_as_argument(self, model_args: tuple, model_kwargs: dict) -> bool:
-        return self.is_spread  # the statistics of a constant are summed once
+    _reads_rows_once = True
 
-    def separate(self, args: tuple, kwargs: dict) -> SeparableModel:
-        known = self._known(args, kwargs) is not None
-        separated = super().separate(args, kwargs)
-        public = _public_arrays(separated, args, kwargs)
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in public)
-        if not known or self._family is None or self._public is None or not _all_equal(public, self._public):
-            # It must outlive the trace in which it is read off; with traced public values it cannot.
-            with nullcontext() if traced else jax.ensure_compile_time_eval():
-                self._family = family_of(separated, args, kwargs, self._bounds, self._given_family)
-            self._size_and_bound = (self._family.size, self._family.bound)
-            self._public = None if traced else public
-        return separated
+    def _see(self, separated: SeparableModel, public: PublicArguments, is_new: bool) -> None:
+        known = None if self._family is None or is_new else self._public
+        if known is not None and _all_equal(public.leaves, known):
+            return
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in public.leaves)
+        # It must outlive the trace in which it is read off; with traced public values it cannot.
+        with nullcontext() if traced else jax.ensure_compile_time_eval():
+            self._family = family_of(separated, public.args, public.kwargs, self._bounds, self._given_family)
+        self._size_and_bound = (self._family.size, self._family.bound)
+        self._public = None if traced else public.leaves
 
-    def _queries(self, separated: SeparableModel, args: tuple, kwargs: dict) -> list[tuple[Callable, tuple]]:
-        prior, (density, (z, rows)) = super()._queries(separated, args, kwargs)
+    def _queries(self, separated: SeparableModel, public: PublicArguments) -> list[tuple[Callable, tuple]]:
+        prior, (density, (z, rows)) = super()._queries(separated, public)
         family = self._known_family
         of_z = [(family.natural_parameters, (z,)), (family.log_partition, (z,))]
         return [prior, (density, (z, rows)), (family.statistic, (rows,)), *of_z]
 
-    def target(
-        self, separated: SeparableModel, args: tuple, kwargs: dict, batches: Batches | None = None
-    ) -> PrivateTarget:
-        target = super().target(separated, args, kwargs, batches)
+    def _ready(self, target: PrivateTarget) -> PrivateTarget:
         target.prepare_statistics(self._known_family, counted=self._counts_rows)
         return target
 
@@ -164,11 +158,6 @@ class DPExponentialFamily(RandomWalk, DPKernel):
 
     def __getstate__(self):
         return super().__getstate__() | {"_family": None, "_public": None}
-
-
-def _public_arrays(separated: SeparableModel, args: tuple, kwargs: dict) -> list[Any]:
-    leaves = jax.tree.leaves((args, kwargs))
-    return [leaf for leaf, a in zip(leaves, separated.arguments, strict=True) if not a.private]
 
 
 def _all_equal(first: list[Any], second: list[Any]) -> bool:

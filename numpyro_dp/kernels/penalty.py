@@ -113,7 +113,7 @@ class DPPenalty(RandomWalk, PreparedKernel):
         )
         if isinstance(self.settings.batches, FixedBatches) and math.isinf(self.clip("ratio")):
             raise ValueError("batches of a fixed size need a finite clip_ratio, also without privacy")
-        self._set_walk(one_component, guided)
+        self._set_walk(one_component, guided, self.settings.dense_mass)
 
     def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"ratio": (1,)}

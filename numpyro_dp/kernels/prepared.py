@@ -25,6 +25,7 @@ from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.chain.worth import TYPICAL_CLIP, tight_slope
 from numpyro_dp.kernels.base import DPKernel
 from numpyro_dp.kernels.state import DPState
+from numpyro_dp.model.arguments import PublicArguments
 from numpyro_dp.model.coordinates import Cut, find_cut
 from numpyro_dp.model.separable import SeparableModel
 from numpyro_dp.model.symmetry import Symmetry, find_symmetries
@@ -40,7 +41,6 @@ from numpyro_dp.preparation.start import start_near
 from numpyro_dp.preparation.steps import find_steps
 from numpyro_dp.preparation.verdict import FIT_SHARE, check, find_mirror, reasons, unmixed
 from numpyro_dp.privacy.accounting import gaussian_rho, noise_multiplier_for
-from numpyro_dp.privacy.batches import ALL_ROWS, Batches
 from numpyro_dp.privacy.ledger import PrivacyBudgetError, Releases, Wanted
 from numpyro_dp.privacy.mechanisms import Gaussian, Mechanism, bounds_per_row
 from numpyro_dp.privacy.sharding import Layout
@@ -131,10 +131,7 @@ class PreparedKernel(DPKernel):
         own = {kind: wanted._replace(share=(1 - OWN_SHARE) * wanted.share) for kind, wanted in own.items()}
         return {RESERVE: Wanted(lambda _: (reserve,), (1,), OWN_SHARE), **own}
 
-    def target(
-        self, separated: SeparableModel, args: tuple, kwargs: dict, batches: Batches | None = None
-    ) -> PrivateTarget:
-        target = super().target(separated, args, kwargs, batches)
+    def _ready(self, target: PrivateTarget) -> PrivateTarget:
         return target.of(self._chain.parameters) if isinstance(self._chain, OwnChain) else target
 
     @property
@@ -224,10 +221,7 @@ class PreparedKernel(DPKernel):
 
     # -- The preparation ---------------------------------------------------------------------------------------------
 
-    def require_budget(self, num_iterations, num_chains, model_args, model_kwargs, planned, start=0) -> None:
-        if self._result is not None and self._chain is None and not self.ledger.closed:
-            self._take_up(model_args, model_kwargs)
-        super().require_budget(num_iterations, num_chains, model_args, model_kwargs, planned, start)
+    def _check_run(self, num_iterations: int, num_chains: int) -> None:
         plan = self.ledger.plan
         if self.preparation is None or self._chain is not None or self.preparation.mode != "walk":
             return
@@ -239,27 +233,19 @@ class PreparedKernel(DPKernel):
                 "`num_iterations` and `num_chains` that the run needs"
             )
 
-    def _check_arguments(self, model_args: tuple, model_kwargs: dict) -> None:
+    def _check_arguments(self, public: PublicArguments) -> None:
         if self.preparation is None:
             return
-        leaves = jax.tree.leaves((model_args, model_kwargs))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        if not public.at_hand:
             if self._chain is not None:
                 return
             raise ValueError(
                 "the preparation cannot run on traced arrays: call `kernel.prepare(...)` with the model's arguments "
                 "first, or use numpyro_dp.MCMC, which does it for you"
             )
-        if self._public is None:
-            return
-        public = self._public_leaves(model_args, model_kwargs)
-        if not (len(public) == len(self._public) and all(map(_equal, public, self._public))):
+        known = self._public
+        if known is not None and not (len(public.leaves) == len(known) and all(map(_equal, public.leaves, known))):
             raise ValueError(_OTHER_PUBLIC)
-
-    def _public_leaves(self, model_args: tuple, model_kwargs: dict) -> list:
-        leaves = jax.tree.leaves((model_args, model_kwargs))
-        arguments = self.separate(model_args, model_kwargs).arguments
-        return [leaf for leaf, a in zip(leaves, arguments, strict=True) if not a.private]
 
     def _check_layout(self, layout: Layout) -> None:
         super()._check_layout(layout)
@@ -269,18 +255,17 @@ class PreparedKernel(DPKernel):
                 "same sums. Give `prepare=False`, or put the table on the devices of one process"
             )
 
-    def _prepare(self, separated: SeparableModel, model_args: tuple, model_kwargs: dict) -> None:
+    def _prepare(self, separated: SeparableModel, public: PublicArguments, target: Callable[[], PrivateTarget]) -> None:
         if self.preparation is None:
             return
-        if self._result is not None and self._chain is None:
-            self._take_up(model_args, model_kwargs)
+        self._take_up(separated, public)
         if self._chain is None:
             with _now():
-                search = self.begin_search(separated, model_args, model_kwargs)
+                search = self.begin_search(separated, public, target)
                 prepared = self.search(search)
-                self._chain = self._make_chain(prepared, search.survey.cut, separated, model_args, model_kwargs)
+                self._chain = self._make_chain(prepared, search.survey.cut, separated, public)
             self._result = prepared
-            self._public = self._public_leaves(model_args, model_kwargs)
+            self._public = public.leaves
             self._public_hash = _hash(self._public)
         self._chain.num_warmup = getattr(self, "_num_warmup", 0)
 
@@ -291,13 +276,17 @@ class PreparedKernel(DPKernel):
         values = [leaf.tobytes() if hasattr(leaf, "tobytes") else np.asarray(leaf).tobytes() for leaf in leaves]
         return [*super()._asked_by(), ("preparation", (str(tree), values))]
 
-    def begin_search(self, separated: SeparableModel, args: tuple, kwargs: dict) -> "_Search":
+    def begin_search(
+        self, separated: SeparableModel, public: PublicArguments, target: Callable[[], PrivateTarget]
+    ) -> "_Search":
         """Everything that comes before the first look at the table.
 
+        :param target: makes one on all rows.
         :raises PrivacyBudgetError: if there is no hope for a useful answer, or a search was begun before.
         """
         options, plan = self.preparation, self.ledger.plan
         assert options is not None
+        args, kwargs = public.args, public.kwargs
         cut = _cut_of_units(separated, args, kwargs)
         if RESERVE not in plan.kinds:
             raise PrivacyBudgetError(_BEGUN)
@@ -314,10 +303,10 @@ class PreparedKernel(DPKernel):
                 warn_if_blurred(cut.size, counted, rho, options, plan.eps)
         self.ledger.require({RESERVE: 1}, 1, None, "the preparation")
         z_draws = self._prior_draws(separated, args, kwargs)
-        target = self.target(separated, args, kwargs, ALL_ROWS)
+        of_rows = target()
         # Outcomes that are drawn tell the information, but only where rows have public places.
-        is_smooth = is_centred(cut, target) or not _has_kinks(separated, args, kwargs, z_draws)
-        survey = Survey(target, cut, is_smooth)
+        is_smooth = is_centred(cut, of_rows) or not _has_kinks(separated, args, kwargs, z_draws)
+        survey = Survey(of_rows, cut, is_smooth)
         survey.require_derivatives()
         z_prior = rough_normal(z_draws)
         guess = self._public_guess(separated, z_prior)
@@ -328,7 +317,7 @@ class PreparedKernel(DPKernel):
         symmetries = find_symmetries(separated, args, kwargs, z_draws)
         steps = tuple(_steps(cut, separated, args, kwargs, _map(cut.coordinates, z_draws), prior))
         of_row = separated.row_log_density(args, kwargs)
-        return _Search(options, survey, z_prior, prior, near, symmetries, target, of_row, steps)
+        return _Search(options, survey, z_prior, prior, near, symmetries, of_rows, of_row, steps)
 
     def search(self, begun: "_Search") -> Prepared:
         """Ask the table, and decide by its noisy answers."""
@@ -423,29 +412,30 @@ class PreparedKernel(DPKernel):
         return prepared._replace(slope=slope, steps=steps)
 
     def _make_chain(
-        self, prepared: Prepared, cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict
+        self, prepared: Prepared, cut: Cut, separated: SeparableModel, public: PublicArguments
     ) -> Chain | OwnChain:
         if self._has_own_chain:
             return OwnChain(prepared, self)
         power = self.settings.power_for(separated.num_rows)
-        return CHAINS[prepared.mode](prepared, cut, separated.log_prior(args, kwargs), self._noise_aware, power)
+        prior = separated.log_prior(public.args, public.kwargs)
+        return CHAINS[prepared.mode](prepared, cut, prior, self._noise_aware, power)
 
-    def _take_up(self, args: tuple, kwargs: dict) -> None:
+    def _take_up(self, separated: SeparableModel, public: PublicArguments) -> None:
         """Make the chain anew that a kernel had chosen before it was pickled; the table is not asked again."""
-        separated, prepared = self.separate(args, kwargs), self._result
-        assert prepared is not None
-        public = self._public_leaves(args, kwargs)
+        prepared = self._result
+        if prepared is None or self._chain is not None:
+            return
         with _now():
-            cut = _cut_of_units(separated, args, kwargs)
+            cut = _cut_of_units(separated, public.args, public.kwargs)
             if self._public_hash is None:
                 raise ValueError(
                     "this run has a public argument that cannot be pickled: nobody can tell whether it is the same "
                     "now. Make a new kernel, and bind such things to the model with `functools.partial`"
                 )
-            if _hash(public) != self._public_hash or cut.names != prepared.coordinates:
+            if _hash(public.leaves) != self._public_hash or cut.names != prepared.coordinates:
                 raise ValueError(_OTHER_PUBLIC)
-            self._chain = self._make_chain(prepared, cut, separated, args, kwargs)
-        self._public = public
+            self._chain = self._make_chain(prepared, cut, separated, public)
+        self._public = public.leaves
 
     def _prior_draws(self, separated: SeparableModel, args: tuple, kwargs: dict) -> np.ndarray:
         """Flat unconstrained draws of the prior, shape (k, d)."""
@@ -479,9 +469,9 @@ class PreparedKernel(DPKernel):
     def _starts_at_a_release(self, init_params: Any) -> bool:
         return self._result is not None and init_params is None and not self._strategy_given
 
-    def _initial_params(self, rng_key, init_params, separated, args, kwargs):
+    def _initial_params(self, rng_key, init_params, separated, public):
         if not self._starts_at_a_release(init_params):
-            return super()._initial_params(rng_key, init_params, separated, args, kwargs)
+            return super()._initial_params(rng_key, init_params, separated, public)
         result = self._result
         assert result is not None
 

@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -281,6 +281,20 @@ def traced(fn: Callable, args: tuple, kwargs: dict) -> Callable:
 
 def abstract(arrays: Sequence) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(x.shape, canonical(x.dtype)) for x in arrays]
+
+
+class PublicArguments(NamedTuple):
+    """What may be seen of a model's arguments by who must not see the table.
+
+    :ivar args, kwargs: with one placeholder row in the place of the table.
+    :ivar leaves: the public ones, as they were passed.
+    :ivar at_hand: whether all arguments, also private ones, have values rather than being traced.
+    """
+
+    args: tuple
+    kwargs: dict
+    leaves: list
+    at_hand: bool
 
 
 def placeholder_rows(arguments: Sequence[Argument]) -> tuple[np.ndarray, ...]:

@@ -28,6 +28,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_dp.model.arguments import (
     Argument,
+    PublicArguments,
     is_array,
     placeholder_rows,
     traced,
@@ -251,6 +252,13 @@ class SeparableModel:
             return params, is_valid
 
         return traced(find, *self.without_private(args, kwargs))(rng_key)
+
+    def public(self, args: tuple, kwargs: dict) -> PublicArguments:
+        """The arguments for who must not see the table."""
+        leaves = jax.tree.leaves((args, kwargs))
+        public = [leaf for leaf, a in zip(leaves, self.arguments, strict=True) if not a.private]
+        at_hand = not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+        return PublicArguments(*self.without_private(args, kwargs), public, at_hand)
 
     def without_private(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """The same arguments with one placeholder row in the place of the private rows."""

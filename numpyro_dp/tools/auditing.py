@@ -15,6 +15,7 @@ thousand times on a real one would cost a thousand times its eps, and none of it
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -27,6 +28,7 @@ from numpyro_dp.kernels.base import DPKernel
 from numpyro_dp.kernels.prepared import PreparedKernel
 from numpyro_dp.model.arguments import as_arguments
 from numpyro_dp.plots import plot_audit
+from numpyro_dp.privacy.batches import ALL_ROWS
 from numpyro_dp.privacy.ledger import Ledger, Plan
 from numpyro_dp.privacy.noise import NoiseSource
 
@@ -231,7 +233,9 @@ def _repeat_preparations(kernel: PreparedKernel, table: tuple, run: _Run, trials
     kernel.require_budget(run.num_iterations, run.num_chains, args, kwargs, run.num_iterations)
     plan, noise = kernel.ledger.plan, kernel.ledger._noise
     kernel.ledger = ledger = _Repeated(plan, noise)
-    search = kernel.begin_search(kernel.separate(args, kwargs), args, kwargs)
+    separated = kernel.separate(args, kwargs)
+    target = partial(kernel.target, separated, args, kwargs, ALL_ROWS)
+    search = kernel.begin_search(separated, separated.public(args, kwargs), target)
     rows = []
     for _ in range(trials):
         ledger.begin_anew()

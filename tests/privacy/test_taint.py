@@ -99,9 +99,9 @@ from numpyro_dp import (
     audit,
     release_sum,
 )
+from numpyro_dp.chain.noisy_hmc import LEAPFROGS
 from numpyro_dp.kernels.barker import CORRECTIONS
 from numpyro_dp.kernels.base import DPKernel
-from numpyro_dp.kernels.hmc import LEAPFROGS
 from numpyro_dp.kernels.options import KernelOptions
 from numpyro_dp.preparation import MODES
 from numpyro_dp.privacy.batches import AllRows, Batches

@@ -6,6 +6,7 @@ eps wrong, and is refused or gets a release that has been paid for.
 
 import copy
 import dataclasses
+import functools
 import pickle
 import sys
 import threading
@@ -19,7 +20,7 @@ import pytest
 from helpers.drawn import given_draw
 from jax import lax
 
-from numpyro_dp import DPHMC, DPPenalty, FixedBatches, PoissonBatches
+from numpyro_dp import DPHMC, MCMC, DPExponentialFamily, DPPenalty, FixedBatches, PoissonBatches
 from numpyro_dp.chain.algorithm import Transition
 from numpyro_dp.preparation.fund import Fund, Wish
 from numpyro_dp.privacy.batches import Batch
@@ -726,6 +727,37 @@ def test_a_release_that_was_not_charged_is_nothing():
     assert first != 0
     assert second == 0
     assert kernel.ledger.spent() == {"ratio": (1,), "grad": (1,)}
+
+
+def normal(y, scale):
+    mean = numpyro.sample("mean", dist.Normal(0, 1))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mean, scale), obs=y)
+
+
+ADDED = ["_see", "_take_up", "_check_run", "_check_arguments", "_prepare", "_ready", "_queries", "_initial_params"]
+
+
+@pytest.mark.filterwarnings("ignore::numpyro_dp.PosteriorWarning")  # a uniform table
+@pytest.mark.parametrize("kernel", [DPHMC, DPExponentialFamily])
+def test_what_kernels_add_sees_placeholders_in_the_place_of_the_table(kernel, monkeypatch):
+    given = {}
+
+    def keep(name, original):
+        monkeypatch.setattr(kernel, name, lambda *args: (given.setdefault(name, args[1:]) and None) or original(*args))
+
+    for name in ADDED:
+        keep(name, getattr(kernel, name))
+    table = np.float32([0.0123, *np.linspace(0, 1, 3_999)])
+    options = {"bounds": (0, 1)} if kernel is DPExponentialFamily else {}
+    mcmc = MCMC(kernel(normal, eps=5.0, noise_seed=0, **options), num_warmup=5, num_samples=5, progress_bar=False)
+    mcmc.run(jax.random.key(0), table, scale=np.float32(0.777))
+    assert given.keys() == set(ADDED)
+    leaves = jax.tree.leaves(given)
+    numbers = [x for x in leaves if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)]
+    assert any(np.all(x == np.float32(0.777)) for x in numbers)  # what is public, they see
+    assert not [x for x in numbers if np.size(x) > 100 or np.isin(table[0], x)]
+    assert not [x for x in leaves if isinstance(x, functools.partial)]  # which shows its arguments
 
 
 def test_a_preparation_cannot_spend_more_than_its_reserve():
