@@ -1,0 +1,44 @@
+"""Modules know of one another what is public: no private name of another file, but for these."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "numpyro_dp"
+FILES = sorted(PACKAGE.rglob("*.py"))
+NAMEDTUPLE = {"_replace", "_fields", "_asdict"}
+
+ALLOWED = {
+    "arviz.py": {"_args", "_kwargs"},  # of NumPyro's MCMC
+    "plots.py": {"_repr_png_"},  # of IPython
+    "privacy/release.py": {"_mechanism", "_with", "_take", "_take_one", "_closed", "_opened"},  # of draws.py: one lock
+    "tools/auditing.py": {"_noise"},  # of the ledger that it derives from
+}
+
+
+def foreign_private_names(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    nodes = list(ast.walk(tree))
+    imported = {name.name for node in nodes if isinstance(node, ast.ImportFrom) for name in node.names}
+    mine = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    mine |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    mine |= {node.target.id for node in nodes if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+    used = {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls", "super()")
+    }
+    private = {name for name in imported | (used - mine) if name.startswith("_") and not name.startswith("__")}
+    return private - NAMEDTUPLE
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_private_name_of_another_module(path):
+    assert foreign_private_names(path) <= ALLOWED.get(str(path.relative_to(PACKAGE)), set())
+
+
+def test_a_private_name_would_be_seen(tmp_path):
+    file = tmp_path / "module.py"
+    file.write_text("from numpyro_dp.privacy.noise import _quantile\n\ndef read(ledger):\n    return ledger._plan\n")
+    assert foreign_private_names(file) == {"_quantile", "_plan"}
