@@ -41,8 +41,11 @@ def kernels(eps):
         "Barker, variance 2, exponential": (DPBarker(model, variance=2.0, **common), 1.0),
         "Barker, variance 2, logistic (paper)": (DPBarker(model, variance=2.0, correction="logistic", **common), 1.0),
         "DPPenalty, tempered": (DPPenalty(model, **tempered), N0 / ROWS),
-        f"DPPenalty, Poisson batch {BATCH}": (DPPenalty(model, batch_size=BATCH, **tempered), N0 / ROWS),
-        f"DPPenalty, fixed batch {BATCH}": (DPPenalty(model, batch_size=FixedBatches(BATCH), **tempered), N0 / ROWS),
+        f"DPPenalty, Poisson batch {BATCH}": (DPPenalty(model, prepare=False, batch_size=BATCH, **tempered), N0 / ROWS),
+        f"DPPenalty, fixed batch {BATCH}": (
+            DPPenalty(model, prepare=False, batch_size=FixedBatches(BATCH), **tempered),
+            N0 / ROWS,
+        ),
         f"Barker, batch {BATCH}, exponential": (DPBarker(model, batch_size=BATCH, **tempered), N0 / ROWS),
         f"Barker, batch {BATCH}, logistic (paper)": (
             DPBarker(model, batch_size=BATCH, correction="logistic", **tempered),

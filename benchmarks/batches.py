@@ -30,7 +30,7 @@ def model(X, y=None):
 KERNELS = {
     "DPSGLD": lambda batch, iterations: DPSGLD(model, eps=8.0, batch_size=batch, num_iterations=iterations),
     "DPPenalty": lambda batch, iterations: DPPenalty(
-        model, eps=8.0, batch_size=batch, n0=100, num_iterations=iterations
+        model, eps=8.0, prepare=False, batch_size=batch, n0=100, num_iterations=iterations
     ),
 }
 

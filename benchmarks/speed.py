@@ -66,7 +66,7 @@ def hmc(of=model, **options):
 def dphmc(of=model, **options):
     clips = {"clip_ratio": 3.0, "clip_grad": 3.0}
     fixed = {"step_size": 1e-3, "adapt_step_size": False, "num_iterations": 10**7}
-    return numpyro_dp.DPHMC(of, eps=1.0, **clips, **fixed, num_steps=NUM_STEPS, **options)
+    return numpyro_dp.DPHMC(of, eps=1.0, **clips, **fixed, prepare=False, num_steps=NUM_STEPS, **options)
 
 
 @contextlib.contextmanager

@@ -38,9 +38,9 @@ class DPHMC(NoisyHMC, PreparedKernel):
 
     The arguments that `DPPenalty` has too mean the same here.
 
-    :param prepare: a `numpyro_dp.Preparation`, True for the default one, False for none. By default there is one,
-        unless an argument for the sampler without preparation is given: those that follow but `noise_aware`, a mass
-        matrix, owners, or noise multipliers.
+    :param prepare: a `numpyro_dp.Preparation`, True for the default one (as is None), False for none. Only with False
+        may arguments for the sampler without preparation be given: those that follow but `noise_aware`, a mass matrix,
+        its or the step size's adaptation, or owners. Without a budget (noise multipliers, ``eps=inf``) there is none.
     :param noise_aware: whether draws carry the uncertainty that the noise in the released likelihood adds.
     :param clip_grad: largest norm of one row's gradient, in unconstrained space, that is counted in full. Clipped
         gradients make worse proposals, not a wrong posterior; but where much is clipped the proposals may lead away

@@ -52,10 +52,10 @@ class DPPenalty(RandomWalk, PreparedKernel):
     :param model: a NumPyro model whose arguments hold the table, see `numpyro_dp.model.separate.separate`.
     :param eps: budget of the whole run. ``inf`` runs without noise, and says that it is not private.
     :param delta: default ``0.1 / n`` under replace-one; to be given under add/remove.
-    :param prepare: how the walk is prepared: a `numpyro_dp.Preparation`, True for the default one, False for none. By
-        default it is, unless one of the arguments for the walk without preparation is given: those that follow, a mass
-        matrix, owners, or noise multipliers. A prepared walk moves in whitened coordinates with private clip bounds,
-        and has no step size to choose. The preparation's releases are Gaussian, in the report, and part of `eps`.
+    :param prepare: how the walk is prepared: a `numpyro_dp.Preparation`, True for the default one (as is None), False
+        for none. A prepared walk moves in whitened coordinates with private clip bounds, and has no step size to
+        choose; its preparation's releases are Gaussian, in the report, and part of `eps`. Only with False may arguments
+        for the walk without preparation be given: those that follow, a mass matrix, or owners.
     :param clip_ratio: largest change of one row's log density per unit of distance in unconstrained space that is
         counted in full. Larger is safer for the posterior, and needs more noise. For a generalised linear model with
         canonical link, the largest norm of a row's covariates times the largest residual is enough to clip nothing;

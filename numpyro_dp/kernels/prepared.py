@@ -603,21 +603,25 @@ def resolve_preparation(prepare: "Preparation | bool | None", eps: float | None,
     """What a kernel's argument `prepare` means, beside arguments for the sampler without preparation.
 
     :param plain: those arguments; None where the user has not given one.
+    :raises ValueError: if some are given, and the user has not said that they want that sampler: with a habit of HMC's
+        (`dense_mass`, `step_size`) they would get another algorithm than the default without a word.
     """
-    given = [name for name, value in plain.items() if value is not None and value is not False]
-    if prepare is None:
-        return None if given or eps is None or math.isinf(eps) else Preparation()
     if prepare is False:
         return None
     if eps is None or math.isinf(eps):
+        if prepare is None:
+            return None
         raise ValueError(f"the preparation needs a finite budget eps, got {eps}: leave `prepare` out")
+    given = [name for name, value in plain.items() if value is not None and value is not False]
     if given:
+        names, them = ", ".join(given), "it" if len(given) == 1 else "them"
         raise ValueError(
-            f"{', '.join(given)}: for the sampler without preparation (`prepare=False`); the preparation finds its own"
+            f"{names}: for the sampler without preparation, which asks the table in each iteration. Leave {them} out, "
+            "and the preparation finds what it needs; or say prepare=False, and set step size and clip bounds yourself"
         )
-    if prepare is not True and not isinstance(prepare, Preparation):
+    if prepare is not None and prepare is not True and not isinstance(prepare, Preparation):
         raise TypeError(f"prepare must be True, False, None or a Preparation, got {prepare!r}")
-    return Preparation() if prepare is True else prepare
+    return prepare if isinstance(prepare, Preparation) else Preparation()
 
 
 def prepare_own_chain(prepare: Preparation | bool, eps: float | None, plain: Mapping) -> Preparation | None:

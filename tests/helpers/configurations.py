@@ -276,6 +276,7 @@ CONFIGURATIONS = {
         DPHMC,
         {
             "eps": 3.0,
+            "prepare": False,
             "num_steps": 2,
             "leapfrog": "position",
             "power": 0.5,
@@ -333,6 +334,7 @@ CONFIGURATIONS = {
         DPPenalty,
         {
             "eps": 3.0,
+            "prepare": False,
             "batch_size": 10,
             "n0": 20.0,
             "target_accept_prob": 0.3,
@@ -344,16 +346,18 @@ CONFIGURATIONS = {
     ),
     "penalty_fixed": Configuration(
         DPPenalty,
-        {"eps": 3.0, "batch_size": FixedBatches(5), "inverse_mass_matrix": 0.5} | SEED,
+        {"eps": 3.0, "prepare": False, "batch_size": FixedBatches(5), "inverse_mass_matrix": 0.5} | SEED,
         mcmc={"num_chains": 2, "chain_method": "sequential"},
         x64=True,
     ),
     "penalty_owners": Configuration(
         DPPenalty,
-        {"eps": 3.0, "owners": ALTERNATING, "inverse_mass_matrix": {"b": 2.0}, "delta": 1e-3} | SEED,
+        {"eps": 3.0, "prepare": False, "owners": ALTERNATING, "inverse_mass_matrix": {"b": 2.0}, "delta": 1e-3} | SEED,
         mcmc=TWO,
     ),
-    "penalty_exchange": Configuration(DPPenalty, {"eps": 3.0, "owners": InFolder(exchange)}, mcmc=TWO),
+    "penalty_exchange": Configuration(
+        DPPenalty, {"eps": 3.0, "prepare": False, "owners": InFolder(exchange)}, mcmc=TWO
+    ),
     "penalty_exhausted": Configuration(
         DPPenalty,
         {"eps": 3.0, "prepare": False, "num_iterations": 4, "num_chains": 1} | SEED,

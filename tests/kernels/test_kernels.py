@@ -591,7 +591,7 @@ def test_inverse_mass_matrices():
 
 
 def test_trajectory_length_gives_the_number_of_steps():
-    kernel = DPHMC(model, eps=1.0, step_size=0.1, trajectory_length=0.5)
+    kernel = DPHMC(model, eps=1.0, prepare=False, step_size=0.1, trajectory_length=0.5)
     assert kernel._num_steps == 5
 
 

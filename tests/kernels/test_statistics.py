@@ -128,10 +128,12 @@ OWNERS = np.arange(N) % 3
 DENSE = np.diag(POSTERIOR_SD**2) + 0.3 * POSTERIOR_SD.prod() * (1 - np.eye(2))
 INVARIANT = {
     "walk": lambda: DPPenalty(conjugate, **WALK, **MASS),
-    "walk_dense": lambda: DPPenalty(conjugate, **WALK, inverse_mass_matrix=DENSE, dense_mass=True),
-    "guided": lambda: DPPenalty(conjugate, **WALK, **MASS, guided=True),
-    "one_component": lambda: DPPenalty(conjugate, **WALK, **MASS, one_component=True),
-    "one_component_guided": lambda: DPPenalty(conjugate, **WALK, **MASS, one_component=True, guided=True),
+    "walk_dense": lambda: DPPenalty(conjugate, **WALK, prepare=False, inverse_mass_matrix=DENSE, dense_mass=True),
+    "guided": lambda: DPPenalty(conjugate, **WALK, **MASS, prepare=False, guided=True),
+    "one_component": lambda: DPPenalty(conjugate, **WALK, **MASS, prepare=False, one_component=True),
+    "one_component_guided": lambda: DPPenalty(
+        conjugate, **WALK, **MASS, prepare=False, one_component=True, guided=True
+    ),
     "hmc_position": lambda: DPHMC(conjugate, **HMC, clip_grad=10.0, noise_multiplier_grad=0.2),
     "hmc_fresh": lambda: DPHMC(conjugate, **HMC, clip_grad=10.0, noise_multiplier_grad=0.2, leapfrog="fresh"),
     "hmc_reuse": lambda: DPHMC(conjugate, **HMC, clip_grad=10.0, noise_multiplier_grad=0.2, leapfrog="reuse"),
@@ -144,7 +146,7 @@ INVARIANT = {
         clip_grad=10.0,
         noise_multiplier_grad=0.2,
     ),
-    "penalty_owners": lambda: DPPenalty(conjugate, **WALK, **MASS, owners=OWNERS),
+    "penalty_owners": lambda: DPPenalty(conjugate, **WALK, **MASS, prepare=False, owners=OWNERS),
     "hmc_owners": lambda: DPHMC(
         conjugate, **HMC | {"noise_multiplier_ratio": 0.1}, clip_grad=10.0, noise_multiplier_grad=0.1, owners=OWNERS
     ),
@@ -355,7 +357,7 @@ def on_batches(batches, **options):
     """Steps of one posterior width: a sampling variance of the log ratio of about 0.4 (rate 0.2) or 1.9 (rate 0.05)."""
     options = {"eps": float("inf"), "clip_ratio": 1e3} | options
     return lambda **others: DPPenalty(
-        normal_mean, batch_size=batches, step_size=width(VALUES, POWER), **options, **others
+        normal_mean, prepare=False, batch_size=batches, step_size=width(VALUES, POWER), **options, **others
     )
 
 
@@ -451,6 +453,7 @@ def test_acceptance_tends_to_one_with_the_step_size(leapfrog, x64):
         kernel = DPHMC(
             conjugate,
             eps=float("inf"),
+            prepare=False,
             clip_ratio=float("inf"),
             clip_grad=float("inf"),
             num_iterations=1,
@@ -553,7 +556,7 @@ def test_without_noise_and_clipping_it_is_the_posterior_of_nuts(model, data, ker
     args = data()
     free = {"eps": float("inf"), "clip_ratio": float("inf"), "adapt_mass_matrix": True}
     sampler, samples = {
-        "hmc": (DPHMC(model, clip_grad=float("inf"), num_steps=8, target_accept_prob=0.8, **free), 2000),
+        "hmc": (DPHMC(model, prepare=False, clip_grad=float("inf"), num_steps=8, target_accept_prob=0.8, **free), 2000),
         "penalty": (DPPenalty(model, **free), 30000),
         "barker": (DPBarker(model, **free), 30000),
     }[kernel]
@@ -672,7 +675,9 @@ def test_latent_memberships_are_summed_out_exactly():
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(lambda model: DPPenalty(model, eps=500.0, noise_seed=3, step_size=0.05), id="penalty"),
+        pytest.param(
+            lambda model: DPPenalty(model, eps=500.0, noise_seed=3, prepare=False, step_size=0.05), id="penalty"
+        ),
         pytest.param(lambda model: DPSGLD(model, eps=20.0, noise_seed=3, batch_size=20), id="sgld"),
     ],
 )

@@ -84,15 +84,12 @@ def planned(kernel):
         ({"eps": 1.0, "delta": 1e-5, "power": 0.5, "noise_seed": 1, "num_iterations": 5, "num_chains": 2}, True),
         ({"eps": 1.0, "prepare": True}, True),
         ({"eps": 1.0, "prepare": False}, False),
-        ({"eps": 1.0, "clip_ratio": 1.0}, False),
-        ({"eps": 1.0, "step_size": 0.1}, False),
-        ({"eps": 1.0, "owners": [0, 1, 0]}, False),
-        ({"eps": 1.0, "inverse_mass_matrix": 1.0}, False),
+        ({"eps": 1.0, "prepare": False, "step_size": 0.1}, False),
         ({"eps": float("inf")}, False),
     ],
     ids=str,
 )
-def test_a_kernel_prepares_itself_unless_it_is_told_how_to_sample(kernel, options, expected):
+def test_a_kernel_prepares_itself_unless_it_is_told_not_to(kernel, options, expected):
     assert (kernel(model, **options).preparation is not None) == expected
 
 
@@ -101,9 +98,34 @@ def test_an_argument_at_its_default_does_not_switch_the_preparation_off(option):
     assert DPHMC(model, eps=1.0, **{option: False}).preparation is not None
 
 
-def test_arguments_that_a_prepared_kernel_does_not_use_are_refused():
-    with pytest.raises(ValueError, match="adapt_step_size"):
-        DPHMC(model, eps=1.0, prepare=True, adapt_step_size=False)
+@pytest.mark.parametrize("prepare", [None, True, Preparation()], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dense_mass": True},
+        {"adapt_mass_matrix": True},
+        {"adapt_step_size": False},
+        {"step_size": 0.1},
+        {"target_accept_prob": 0.9},
+        {"clip_ratio": 1.0},
+        {"inverse_mass_matrix": 1.0},
+        {"owners": [0, 1, 0]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kernel", [DPHMC, DPPenalty])
+def test_a_habit_of_hmc_does_not_switch_the_preparation_off_without_a_word(kernel, options, prepare):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"^{name}: .* Leave it out, .* say prepare=False"):
+        kernel(model, eps=1.0, prepare=prepare, **options)
+    assert kernel(model, eps=1.0, prepare=False, **options).preparation is None
+
+
+@pytest.mark.parametrize("option", ["num_steps", "trajectory_length", "jitter"])
+def test_nor_does_one_of_hmc_s_own(option):
+    given = {"step_size": 0.1} if option == "trajectory_length" else {}
+    with pytest.raises(ValueError, match=rf"{option}: .* Leave (it|them) out"):
+        DPHMC(model, eps=1.0, **given, **{option: {"num_steps": 10}.get(option, 0.5)})
 
 
 def test_explicit_noise_multipliers_mean_no_preparation():
@@ -396,7 +418,7 @@ def test_chains_that_have_not_mixed_are_a_reason_until_others_have(monkeypatch):
 
 
 def test_without_a_preparation_nobody_has_looked_and_nobody_warns():
-    kernel = DPPenalty(model, eps=20.0, clip_ratio=2.0)
+    kernel = DPPenalty(model, eps=20.0, prepare=False, clip_ratio=2.0)
     mcmc = run(kernel)
     assert not mcmc.privacy.posterior.trusted
     assert "no release looked whether clip bounds and step sizes suit the rows" in mcmc.privacy.posterior.reasons[0]

@@ -100,7 +100,7 @@ def test_a_release_that_is_not_gaussian_needs_a_part_of_its_own(path):
     assert budget.eps_spent == pytest.approx(2.0, rel=1e-6)
     with pytest.raises(PrivacyBudgetError, match=r"not all Gaussian.*2, 5e-05.*\(\d\S*, 1e-05\) is left"):
         fit(noisy(0.5))
-    fit(DPPenalty(model, eps=0.9, delta=4e-5, step_size=0.1, budget=budget))
+    fit(DPPenalty(model, eps=0.9, delta=4e-5, prepare=False, step_size=0.1, budget=budget))
     assert 2.0 < budget.eps_spent <= 3.0
     assert [charge.rho is None for charge in budget.charges] == [True, True, False]
 
@@ -121,17 +121,17 @@ def test_the_other_relation_and_runs_without_noise_are_refused(path):
     with pytest.raises(PrivacyBudgetError, match="'replace_one', and this run is under 'add_or_remove_one'"):
         budget.require(plan(1.0, relation="add_or_remove_one"))
     with pytest.raises(PrivacyBudgetError, match=r"cost \(inf"):
-        fit(DPPenalty(model, eps=math.inf, step_size=0.1, budget=budget))
+        fit(DPPenalty(model, eps=math.inf, prepare=False, step_size=0.1, budget=budget))
 
 
 def test_another_table_or_another_unit_is_refused(path):
     """Guarantees for rows and for persons do not add up, nor does a choice of rows that depends on them."""
     budget = PrivacyBudget(path, eps=3.0, delta=1e-2)
-    fit(DPPenalty(model, eps=0.5, step_size=0.1, budget=budget))
+    fit(DPPenalty(model, eps=0.5, prepare=False, step_size=0.1, budget=budget))
     with pytest.raises(PrivacyBudgetError, match=r"on 50 units .* and this one is on 10"):
-        fit(DPPenalty(model, eps=0.5, step_size=0.1, budget=budget, unit=np.repeat(np.arange(10), 5)))
+        fit(DPPenalty(model, eps=0.5, prepare=False, step_size=0.1, budget=budget, unit=np.repeat(np.arange(10), 5)))
     with pytest.raises(PrivacyBudgetError, match="and this one is on 20"):
-        mcmc = MCMC(DPPenalty(model, eps=0.5, step_size=0.1, budget=budget), num_warmup=1, num_samples=1)
+        mcmc = MCMC(DPPenalty(model, eps=0.5, prepare=False, step_size=0.1, budget=budget), num_warmup=1, num_samples=1)
         mcmc.run(jax.random.key(0), X[:20])
     assert len(budget.charges) == 1
 
@@ -149,16 +149,16 @@ def test_kernels_charge_their_whole_plan_once_and_before_the_first_noise(path, m
         return draw(self, *args)
 
     monkeypatch.setattr(NoiseSource, "draw", watched)
-    mcmc = fit(DPPenalty(model, eps=1.0, step_size=0.1, budget=budget))
+    mcmc = fit(DPPenalty(model, eps=1.0, prepare=False, step_size=0.1, budget=budget))
     assert set(seen) == {1}
     (charge,) = budget.charges
     assert charge.what == "DPPenalty of model"
     assert charge.rho == pytest.approx(mcmc.privacy.rho, rel=1e-12)
     assert charge.eps == 1.0
     assert "charged to a budget of eps 2, delta 0.001" in " ".join(str(mcmc.privacy).split())
-    fit(DPHMC(model, eps=1.0, step_size=0.1, budget=budget))
+    fit(DPHMC(model, eps=1.0, prepare=False, step_size=0.1, budget=budget))
     assert len(budget.charges) == 2
-    refused = DPPenalty(model, eps=1.5, step_size=0.1, budget=budget)
+    refused = DPPenalty(model, eps=1.5, prepare=False, step_size=0.1, budget=budget)
     with pytest.raises(PrivacyBudgetError, match=r"after 2 run\(s\)"):
         fit(refused)
     assert len(budget.charges) == 2
@@ -259,7 +259,7 @@ def test_a_run_that_is_refused_by_its_precheck_costs_nothing(path):
 
 def test_a_run_that_breaks_off_has_been_charged(path, monkeypatch):
     budget = PrivacyBudget(path, eps=2.0, delta=1e-3)
-    kernel = DPPenalty(model, eps=1.0, step_size=0.1, budget=budget, num_iterations=10)
+    kernel = DPPenalty(model, eps=1.0, prepare=False, step_size=0.1, budget=budget, num_iterations=10)
     kernel.init(jax.random.key(0), 2, None, (X,), {})
     assert budget.charges == ()  # nothing has been released
 
@@ -274,7 +274,7 @@ def test_a_run_that_breaks_off_has_been_charged(path, monkeypatch):
 
 def test_copies_of_a_kernel_draw_on_no_budget(path):
     budget = PrivacyBudget(path, eps=2.0, delta=1e-3)
-    mcmc = fit(DPPenalty(model, eps=1.0, step_size=0.1, budget=budget))
+    mcmc = fit(DPPenalty(model, eps=1.0, prepare=False, step_size=0.1, budget=budget))
     for same in (copy.copy(mcmc.sampler), copy.deepcopy(mcmc.sampler), pickle.loads(pickle.dumps(mcmc.sampler))):
         assert same.ledger.budget is None
         assert "charged to a budget of eps 2" in " ".join(str(same.privacy).split())
@@ -288,7 +288,7 @@ def test_a_shallow_copy_shares_the_budget_and_cannot_run_without_it(path):
     """It has the same ledger, and what that grants is charged, whichever of the two asks."""
     budget = PrivacyBudget(path, eps=2.0, delta=1e-3)
     for first in ("copy", "original"):
-        kernel = DPPenalty(model, eps=1.0, step_size=0.1, budget=budget, num_iterations=4)
+        kernel = DPPenalty(model, eps=1.0, prepare=False, step_size=0.1, budget=budget, num_iterations=4)
         same = copy.copy(kernel)
         if first == "original":  # the copy commits last
             kernel.init(jax.random.key(0), 2, None, (X,), {})
@@ -361,13 +361,15 @@ def test_persons_that_are_others_do_not_share_a_budget(path):
     budget = PrivacyBudget(path, eps=3.0, delta=1e-1)
 
     def on(unit):
-        return fit(DPPenalty(model, eps=0.5, step_size=0.1, budget=budget, unit=unit))
+        return fit(DPPenalty(model, eps=0.5, prepare=False, step_size=0.1, budget=budget, unit=unit))
 
     on(np.repeat(np.arange(10), 5))
     on(np.repeat(list("abcdefghij"), 5))  # the same people under other names
     with pytest.raises(PrivacyBudgetError, match="other rows belonged together"):
         on(np.tile(np.arange(10), 5))
-    same = copy.copy(DPPenalty(model, eps=0.5, step_size=0.1, budget=budget, unit=np.tile(np.arange(10), 5)))
+    same = copy.copy(
+        DPPenalty(model, eps=0.5, prepare=False, step_size=0.1, budget=budget, unit=np.tile(np.arange(10), 5))
+    )
     with pytest.raises(Exception, match="other rows belonged together"):  # though the original has grouped nothing
         fit(same)
     assert len(budget.charges) == 2
@@ -375,7 +377,7 @@ def test_persons_that_are_others_do_not_share_a_budget(path):
 
 def test_numbers_of_numpy_are_written_as_numbers(path):
     budget = PrivacyBudget(path, eps=np.float32(2.0), delta=np.float64(1e-3))
-    fit(DPPenalty(model, eps=np.float32(0.5), step_size=0.1, budget=budget))
+    fit(DPPenalty(model, eps=np.float32(0.5), prepare=False, step_size=0.1, budget=budget))
     assert budget.charges[0].eps == 0.5
 
 
@@ -676,7 +678,7 @@ def go_on(mcmc):
 
 def test_a_run_goes_on_from_a_pickle_until_its_plan_is_used_up(path):
     budget = PrivacyBudget(path, eps=2.0, delta=1e-3)
-    first = part(DPPenalty(model, eps=1.0, step_size=0.1, budget=budget, num_iterations=14))
+    first = part(DPPenalty(model, eps=1.0, prepare=False, step_size=0.1, budget=budget, num_iterations=14))
     with pytest.raises(PrivacyBudgetError, match="copy or was unpickled"):
         go_on(again(first))
     second = again(first)
@@ -697,7 +699,7 @@ def test_a_run_goes_on_from_a_pickle_until_its_plan_is_used_up(path):
 def test_pickles_of_one_run_and_the_run_itself_share_what_is_left(path):
     """An old pickle is a roll-back of the run: the file knows better."""
     budget = PrivacyBudget(path, eps=2.0, delta=1e-3)
-    first = part(DPPenalty(model, eps=1.0, step_size=0.1, budget=budget, num_iterations=14))
+    first = part(DPPenalty(model, eps=1.0, prepare=False, step_size=0.1, budget=budget, num_iterations=14))
     old = [again(first) for _ in range(3)]
     for mcmc in old:
         mcmc.resume(budget)  # all of them before any goes on
@@ -998,7 +1000,7 @@ def test_a_request_is_a_whole_number():
 
 def test_whoever_changes_a_report_or_a_plan_of_theirs_changes_no_budget(path):
     budget = PrivacyBudget(path, eps=2.0, delta=1e-3)
-    mcmc = fit(DPPenalty(model, eps=1.0, step_size=0.1, budget=budget))
+    mcmc = fit(DPPenalty(model, eps=1.0, prepare=False, step_size=0.1, budget=budget))
     kinds = mcmc.privacy.kinds
     kinds["ratio"] = Releases(kinds["ratio"].mechanisms, (1000,))
     assert grants(mcmc.sampler.ledger) == 0
@@ -1034,7 +1036,7 @@ def test_a_run_is_resumed_with_a_real_budget_only(path):
             return True
 
     budget = PrivacyBudget(path, eps=2.0, delta=1e-3)
-    first = part(DPPenalty(model, eps=1.0, step_size=0.1, budget=budget, num_iterations=14))
+    first = part(DPPenalty(model, eps=1.0, prepare=False, step_size=0.1, budget=budget, num_iterations=14))
     with pytest.raises(TypeError, match=r"budget must be a numpyro_dp\.PrivacyBudget"):
         again(first).resume(Forgetful())
 
@@ -1150,7 +1152,7 @@ def persons(y, person):
 def test_a_resumed_run_has_the_same_persons(path):
     """By `run` and by hand: what a person's rows do together was promised for these persons."""
     budget = PrivacyBudget(path, eps=2.0, delta=1e-3)
-    kernel = DPPenalty(persons, eps=1.0, step_size=0.1, budget=budget, num_iterations=14, unit="person")
+    kernel = DPPenalty(persons, eps=1.0, prepare=False, step_size=0.1, budget=budget, num_iterations=14, unit="person")
     first = MCMC(kernel, num_warmup=2, num_samples=4, progress_bar=False)
     column, another = np.tile(np.arange(10), 5), np.repeat(np.arange(10), 5)
     first.run(jax.random.key(0), X, column)
@@ -1232,13 +1234,15 @@ def test_what_to_do_with_a_reserve_is_decided_once(path):
 
 def test_what_cannot_be_resumed_says_why(path, tmp_path):
     budget = PrivacyBudget(path, eps=2.0, delta=1e-3)
-    first = part(DPPenalty(model, eps=1.0, step_size=0.1, budget=budget, num_iterations=14))
+    first = part(DPPenalty(model, eps=1.0, prepare=False, step_size=0.1, budget=budget, num_iterations=14))
     with pytest.raises(PrivacyBudgetError, match="this kernel has its budget"):
         first.resume(budget)
     with pytest.raises(PrivacyBudgetError, match="begun with another budget"):
         again(first).resume(PrivacyBudget(tmp_path / "another.budget", eps=2.0, delta=1e-3))
     with pytest.raises(PrivacyBudgetError, match="not charged to a PrivacyBudget"):
-        again(part(DPPenalty(model, eps=1.0, step_size=0.1, num_iterations=14))).resume(budget)
-    seeded = part(DPPenalty(model, eps=0.1, step_size=0.1, budget=budget, num_iterations=14, noise_seed=3**90))
+        again(part(DPPenalty(model, eps=1.0, prepare=False, step_size=0.1, num_iterations=14))).resume(budget)
+    seeded = part(
+        DPPenalty(model, eps=0.1, prepare=False, step_size=0.1, budget=budget, num_iterations=14, noise_seed=3**90)
+    )
     with pytest.raises(PrivacyBudgetError, match="same under other queries"):
         again(seeded).resume(budget)

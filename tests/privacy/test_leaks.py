@@ -59,11 +59,11 @@ def tables():
 
 
 KERNELS = {
-    "hmc": lambda **options: DPHMC(model, eps=3.0, num_steps=2, **options),
-    "hmc_reuse": lambda **options: DPHMC(model, eps=3.0, num_steps=2, leapfrog="reuse", **options),
-    "penalty": lambda **options: DPPenalty(model, eps=3.0, guided=True, **options),
-    "penalty_poisson": lambda **options: DPPenalty(model, eps=3.0, batch_size=10, **options),
-    "penalty_fixed": lambda **options: DPPenalty(model, eps=3.0, batch_size=FixedBatches(10), **options),
+    "hmc": lambda **options: DPHMC(model, eps=3.0, prepare=False, num_steps=2, **options),
+    "hmc_reuse": lambda **options: DPHMC(model, eps=3.0, prepare=False, num_steps=2, leapfrog="reuse", **options),
+    "penalty": lambda **options: DPPenalty(model, eps=3.0, prepare=False, guided=True, **options),
+    "penalty_poisson": lambda **options: DPPenalty(model, eps=3.0, prepare=False, batch_size=10, **options),
+    "penalty_fixed": lambda **options: DPPenalty(model, eps=3.0, prepare=False, batch_size=FixedBatches(10), **options),
     "barker": lambda **options: DPBarker(model, eps=3.0, **options),
     "sghmc": lambda **options: DPSGHMC(model, eps=3.0, num_steps=2, batch_size=10, **options),
     "sgnht": lambda **options: DPSGNHT(model, eps=3.0, **options),

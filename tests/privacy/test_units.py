@@ -109,6 +109,7 @@ def test_rows_of_private_units_are_in_no_public_place(relation):
         model,
         eps=1.0,
         delta=1e-3,
+        prepare=False,
         step_size=0.1,
         unit="person",
         max_rows_per_unit=5,
@@ -133,7 +134,7 @@ def test_rows_of_private_units_are_in_no_public_place(relation):
 )
 def test_vectors_are_added_up_by_blocks_only_where_places_are_public(options, fixed, monkeypatch):
     """Elsewhere a row more or less would move all later ones to other blocks, and round them with others."""
-    kernel = DPPenalty(model, eps=1.0, step_size=0.1, num_iterations=1, **options)
+    kernel = DPPenalty(model, eps=1.0, prepare=False, step_size=0.1, num_iterations=1, **options)
     kernel.init(jax.random.key(0), 0, None, ARGS, KWARGS)
     target = kernel.target(kernel.separate(ARGS, KWARGS), ARGS, KWARGS)
     used, original = [], clipping._sum_by_blocks
@@ -352,9 +353,9 @@ def test_the_preparation_asks_units_too():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: DPPenalty(model, eps=2.0, step_size=0.05, clip_ratio=1.0, unit=PERSON),
-        lambda: DPPenalty(model, eps=2.0, step_size=0.05, batch_size=5, unit="person"),
-        lambda: DPHMC(model, eps=2.0, step_size=0.05, unit=list(PERSON)),
+        lambda: DPPenalty(model, eps=2.0, prepare=False, step_size=0.05, clip_ratio=1.0, unit=PERSON),
+        lambda: DPPenalty(model, eps=2.0, prepare=False, step_size=0.05, batch_size=5, unit="person"),
+        lambda: DPHMC(model, eps=2.0, prepare=False, step_size=0.05, unit=list(PERSON)),
         pytest.param(lambda: DPBarker(model, eps=2.0, step_size=0.05, unit=PERSON), marks=pytest.mark.nightly),
         pytest.param(lambda: DPSGLD(model, eps=2.0, batch_size=5, unit=PERSON), marks=pytest.mark.nightly),
     ],
@@ -388,7 +389,7 @@ def test_kernels_run_on_private_units_and_the_report_tells_nothing_of_them(prepa
     assert str(N) not in re.sub(r"[0-9.e-]*\.[0-9.e-]*", "", text)  # n is private now
     with pytest.raises(ValueError, match="leave out jit_model_args"):
         MCMC(
-            DPPenalty(model, eps=5.0, step_size=0.1, unit="person", max_rows_per_unit=3),
+            DPPenalty(model, eps=5.0, prepare=False, step_size=0.1, unit="person", max_rows_per_unit=3),
             num_warmup=3,
             num_samples=4,
             progress_bar=False,
@@ -429,7 +430,7 @@ def test_an_audit_of_persons_holds_with_units_and_fails_without():
 )
 def test_what_does_not_go_with_units_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        DPPenalty(model, eps=1.0, step_size=0.1, **options)
+        DPPenalty(model, eps=1.0, prepare=False, step_size=0.1, **options)
     with pytest.raises(ValueError, match="row by row"):
         DPExponentialFamily(model, eps=1.0, unit=PERSON)
 
@@ -466,7 +467,14 @@ def test_private_units_need_a_private_argument():
         gaussian(y)
 
     kernel = DPPenalty(
-        model, eps=1.0, step_size=0.1, unit="person", max_rows_per_unit=3, private_args=["y"], num_iterations=1
+        model,
+        eps=1.0,
+        prepare=False,
+        step_size=0.1,
+        unit="person",
+        max_rows_per_unit=3,
+        private_args=["y"],
+        num_iterations=1,
     )
     with pytest.raises(ValueError, match="unit='person' names a public argument: name it in private_args"):
         kernel.init(jax.random.key(0), 0, None, (X[:, 0],), {"person": PERSON})
@@ -485,7 +493,7 @@ def test_a_number_of_units_that_is_private_is_not_told(are_counted):
 
 def test_other_units_are_another_query_for_a_noise_seed():
     def settings(unit, person=PERSON):
-        kernel = DPPenalty(model, eps=1.0, step_size=0.1, unit=unit, noise_seed=1)
+        kernel = DPPenalty(model, eps=1.0, prepare=False, step_size=0.1, unit=unit, noise_seed=1)
         kernel.separate(ARGS, KWARGS | {"person": person})
         return kernel._asked_by()
 
@@ -496,7 +504,7 @@ def test_other_units_are_another_query_for_a_noise_seed():
 @pytest.mark.parametrize("in_place", [False, True])
 def test_rows_that_belong_to_others_later_are_refused(in_place):
     """The rows were grouped once: another column would be clipped by the groups of the first."""
-    kernel = DPPenalty(model, eps=1.0, step_size=0.1, unit="person", num_iterations=2)
+    kernel = DPPenalty(model, eps=1.0, prepare=False, step_size=0.1, unit="person", num_iterations=2)
     person = PERSON.copy()
     kernel.separate(ARGS, KWARGS | {"person": person})
     other = person if in_place else PERSON.copy()
@@ -507,7 +515,7 @@ def test_rows_that_belong_to_others_later_are_refused(in_place):
 
 def test_an_array_that_is_changed_later_changes_nothing():
     person = PERSON.copy()
-    kernel = DPPenalty(model, eps=1.0, step_size=0.1, unit=person)
+    kernel = DPPenalty(model, eps=1.0, prepare=False, step_size=0.1, unit=person)
     person[:] = 0
     np.testing.assert_array_equal(kernel.separate(ARGS, KWARGS).number, units().number)
 

@@ -521,7 +521,7 @@ def test_batches_are_drawn_as_they_are_accounted_for():
     for ask in (
         lambda: vault(batches=batches),
         lambda: ledger_for(lambda m: PoissonGaussian(m, 0.1)).grant({"ratio": Request(1, (1,), batches)}, 0, N, b""),
-        lambda: DPPenalty(model, eps=1.0, batch_size=batches),
+        lambda: DPPenalty(model, eps=1.0, prepare=False, batch_size=batches),
     ):
         with pytest.raises(TypeError, match="batches are of the classes of"):
             ask()

@@ -33,7 +33,7 @@ EPS = 500.0  # little noise, so that no chain stands still: pictures and R-hat d
 
 @pytest.fixture(scope="module")
 def mcmc():
-    kernel = DPHMC(model, eps=EPS, step_size=0.04, adapt_step_size=False)
+    kernel = DPHMC(model, eps=EPS, prepare=False, step_size=0.04, adapt_step_size=False)
     mcmc = MCMC(kernel, num_warmup=30, num_samples=60, num_chains=2, chain_method="vectorized", progress_bar=False)
     mcmc.run(jax.random.key(0), X, y=Y, group=GROUP, extra_fields=("noise_scale", "adapt_state.step_size", "carry"))
     return mcmc

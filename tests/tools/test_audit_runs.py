@@ -97,12 +97,18 @@ def test_the_picture_shows_the_claim_and_the_guess():
 
 
 KERNELS = {
-    "penalty": lambda: DPPenalty(model, eps=2.0, delta=DELTA, step_size=0.5, clip_ratio=1.0, guided=True),
-    "penalty_poisson": lambda: DPPenalty(
-        model, eps=2.0, delta=DELTA, step_size=0.5, clip_ratio=0.2, batch_size=PoissonBatches(rate=0.5)
+    "penalty": lambda: DPPenalty(
+        model, eps=2.0, delta=DELTA, prepare=False, step_size=0.5, clip_ratio=1.0, guided=True
     ),
-    "hmc": lambda: DPHMC(model, eps=2.0, delta=DELTA, step_size=0.3, num_steps=2, clip_ratio=1.0, clip_grad=1.0),
-    "hmc_reuse": lambda: DPHMC(model, eps=2.0, delta=DELTA, step_size=0.3, leapfrog="reuse", clip_grad=1.0),
+    "penalty_poisson": lambda: DPPenalty(
+        model, eps=2.0, delta=DELTA, prepare=False, step_size=0.5, clip_ratio=0.2, batch_size=PoissonBatches(rate=0.5)
+    ),
+    "hmc": lambda: DPHMC(
+        model, eps=2.0, delta=DELTA, prepare=False, step_size=0.3, num_steps=2, clip_ratio=1.0, clip_grad=1.0
+    ),
+    "hmc_reuse": lambda: DPHMC(
+        model, eps=2.0, delta=DELTA, prepare=False, step_size=0.3, leapfrog="reuse", clip_grad=1.0
+    ),
     "barker": lambda: DPBarker(model, eps=5.0, delta=DELTA, step_size=0.1, clip_ratio=1.0),
     "sgnht": lambda: DPSGNHT(model, eps=2.0, delta=DELTA, step_size=0.05, clip_grad=1.0),
     "sghmc": lambda: DPSGHMC(model, eps=2.0, delta=DELTA, step_size=0.05, num_steps=2, clip_grad=1.0),

@@ -51,7 +51,13 @@ def test_acceptance_and_speed_of_a_walk_are_as_foreseen(table):
     x, start = table
     sd, step, clip, eps = N**-0.5, 0.25, 8.0, 30.0
     kernel = DPPenalty(
-        location, eps=eps, clip_ratio=clip, step_size=step * sd, adapt_step_size=False, init_strategy=start
+        location,
+        eps=eps,
+        prepare=False,
+        clip_ratio=clip,
+        step_size=step * sd,
+        adapt_step_size=False,
+        init_strategy=start,
     )
     mcmc = MCMC(kernel, num_warmup=200, num_samples=3000, num_chains=2, chain_method="vectorized", progress_bar=False)
     mcmc.run(jax.random.key(1), x, extra_fields=("noise_scale",))

@@ -97,7 +97,7 @@ def test_a_rehearsal_charges_nothing_and_needs_new_kernels(tmp_path):
     assert not budget.charges
     with pytest.raises(TypeError, match="must return a private kernel"):
         rehearse(lambda: logistic, (X, None), **run)
-    kernel = DPPenalty(logistic, eps=50.0, clip_ratio=2.0)
+    kernel = DPPenalty(logistic, eps=50.0, prepare=False, clip_ratio=2.0)
     with pytest.raises(ValueError, match="must make a new kernel each time"):
         rehearse(lambda: kernel, (X, None), **run)
     with pytest.raises(ValueError, match="`truth` is for simulated outcomes"):
@@ -138,7 +138,11 @@ def test_a_public_table_is_taken_as_it_is(monkeypatch):
     )
     options = {"num_warmup": 5, "num_samples": 5, "compare": False, "progress_bar": False}
     found = rehearse(
-        lambda: DPPenalty(logistic, eps=50.0, clip_ratio=2.0), (X, y), repetitions=1, simulate=False, **options
+        lambda: DPPenalty(logistic, eps=50.0, prepare=False, clip_ratio=2.0),
+        (X, y),
+        repetitions=1,
+        simulate=False,
+        **options,
     )
     assert seen[0][0] is X
     assert seen[0][1] is y
