@@ -8,6 +8,7 @@ import numpy as np
 import numpyro.distributions as dist
 import pytest
 from helpers.sums import HOSTILE, steps
+from helpers.tiers import some_every_day
 from helpers.zoo import BY_NAME, CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,7 +54,12 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize(
+    "name",
+    some_every_day(
+        EXPECTED, ["logistic", "softmax_regression", "non_centred", "latent_class_by_group", "missing_as_nan"]
+    ),
+)
 def test_the_structure_of_models_is_found(name):
     assert kinds(BY_NAME[name]) == EXPECTED[name]
 

@@ -287,7 +287,10 @@ def test_thinning_keeps_every_second_draw(make):
 
 
 @kernels(["penalty", "hmc_reuse", "sgld_poisson", "hmc_prepared"])
-@pytest.mark.parametrize(("stock", "collect"), [(False, False), (True, True)], ids=["numpyro_dp", "numpyro"])
+@pytest.mark.parametrize(
+    ("stock", "collect"),
+    [pytest.param(False, False, id="numpyro_dp"), pytest.param(True, True, id="numpyro", marks=pytest.mark.nightly)],
+)
 def test_warmup_then_run_is_one_run(make, stock, collect):
     planned = {"num_iterations": 10, "num_chains": 2}
     mcmc = (numpyro.infer.MCMC if stock else MCMC)(

@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from helpers.tiers import single_every_day, some_every_day
 from helpers.zoo import BY_NAME, CASES, COORDINATES
 
 import numpyro_dp.model.separable
@@ -297,6 +298,7 @@ def _grouped(centred):
     return model
 
 
+@single_every_day
 @pytest.mark.parametrize("centred", [False, True])
 def test_rows_see_the_effects_of_groups(centred, precision):
     args = (X, bits, group)
@@ -349,7 +351,14 @@ def _predicting(predictor):
     return model
 
 
-@pytest.mark.parametrize("name", _PREDICTORS)
+@single_every_day
+@pytest.mark.parametrize(
+    "name",
+    some_every_day(
+        _PREDICTORS,
+        ["intercept last", "negative", "from the end", "slope", "two factors", "several of a row", "by row"],
+    ),
+)
 def test_arithmetic_with_picked_entries_comes_before_rows_pick(name, precision):
     predictor, size = _PREDICTORS[name]
     args = (X, y, group)
@@ -363,11 +372,11 @@ def _couplings(separated, cut, args, kwargs):
     """Pairs of coordinates on both of which some row's log density depends, by second derivatives and slopes."""
     rows = tuple(r[:, None] for r in separated.rows(args, kwargs))
     found = np.zeros((cut.size, cut.size), bool)
+    derivatives = jax.hessian(cut.row_log_density), jax.grad(cut.row_log_density)
+    of_rows = jax.jit(lambda phi: tuple(jax.vmap(of, (None, 0))(phi, rows) for of in derivatives))
     for z in _points(separated):
-        phi = jnp.asarray(cut.coordinates(z))
-        hessians = jax.vmap(lambda row, at=phi: jax.hessian(cut.row_log_density)(at, row))(rows)
-        slopes = jax.vmap(lambda row, at=phi: jax.grad(cut.row_log_density)(at, row))(rows) != 0
-        found |= np.any(np.asarray(hessians) != 0, 0) | np.any(np.asarray(slopes[:, :, None] & slopes[:, None]), 0)
+        hessians, slopes = (np.asarray(found) != 0 for found in of_rows(jnp.asarray(cut.coordinates(z))))
+        found |= hessians.any(0) | (slopes[:, :, None] & slopes[:, None]).any(0)
     return found
 
 
@@ -387,7 +396,10 @@ _APART = {
 }
 
 
-@pytest.mark.parametrize("name", _APART)
+@single_every_day
+@pytest.mark.parametrize(
+    "name", some_every_day(_APART, ["slope", "crossed", "two factors", "several of a row", "by row"])
+)
 def test_effects_of_different_groups_are_apart_where_a_row_has_one(name, precision):
     args = (X, y, group)
     separated, cut = _find(_predicting(_PREDICTORS[name][0]), args)

@@ -327,7 +327,7 @@ def standard_errors_off(numbers, expected, spread):
     ("noise_aware", "num_warmup"),
     [
         pytest.param(True, 0, id="noise-aware"),
-        pytest.param(False, 200, id="plug-in, with warmup"),
+        pytest.param(False, 200, id="plug-in, with warmup", marks=pytest.mark.nightly),
         pytest.param(True, 200, id="noise-aware, with warmup", marks=pytest.mark.nightly),
         pytest.param(False, 0, id="plug-in", marks=pytest.mark.nightly),
     ],

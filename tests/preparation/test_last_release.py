@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.tiers import some_every_day
 
 from numpyro_dp.preparation.derivatives import LAST_BOUND_GRID, Bounds, Derivatives, Frame
 from numpyro_dp.preparation.last_release import (
@@ -485,7 +486,7 @@ def test_what_the_search_released_near_its_end_counts_where_gradients_are_centre
         np.testing.assert_allclose(np.linalg.eigvalsh(gained), 2 * part / 1.5**2, rtol=0.5, atol=1e-9)
 
 
-@pytest.mark.parametrize("num_rounds", [0, 2])
+@pytest.mark.parametrize("num_rounds", some_every_day([0, 2], [2]))
 def test_the_surrogate_of_the_last_releases_has_the_errors_that_it_claims(num_rounds):
     errors, curvatures = [], []
     for seed in range(200):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.tiers import some_every_day
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -345,7 +346,7 @@ def test_the_squares_of_a_fit_are_centred_where_the_number_of_rows_is_public_onl
         np.testing.assert_allclose(np.asarray(found.value)[:, 2], _LIGHT * expected)
 
 
-@pytest.mark.parametrize("can_draw", [True, False])
+@pytest.mark.parametrize("can_draw", some_every_day([True, False], [False]))
 def test_only_samplers_may_loop(can_draw, monkeypatch):
     """Loops whose end depends on a row are allowed for outcomes that the model draws, and for nothing else."""
     asked = []

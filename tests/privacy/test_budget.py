@@ -18,6 +18,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from helpers.tiers import some_every_day
 
 import numpyro_dp.privacy.budget
 from numpyro_dp import DPHMC, DPSGLD, MCMC, DPBarker, DPPenalty, Preparation, PrivacyBudget, PrivacyBudgetError
@@ -227,7 +228,7 @@ def test_a_preparation_that_breaks_off_is_charged_in_full_and_cannot_go_on(path,
 
 
 @pytest.mark.usefixtures("shared_surveys")
-@pytest.mark.parametrize("charged", [False, True])
+@pytest.mark.parametrize("charged", some_every_day([False, True], [True]))
 def test_a_copy_from_before_the_preparation_cannot_prepare(path, charged):
     """A pickle that is older than the releases knows nothing of them, and has no budget for others."""
     budget = PrivacyBudget(path, eps=50.0, delta=1e-3) if charged else None

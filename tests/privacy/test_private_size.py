@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from helpers.tiers import some_every_day
 
 import numpyro_dp.privacy.release
 from numpyro_dp import (
@@ -120,10 +121,6 @@ REFUSED = {
 }
 
 
-def some_every_day(names, everyday):
-    return [pytest.param(name, marks=() if name in everyday else pytest.mark.nightly) for name in names]
-
-
 def outcome(model, args, **options):
     try:
         separated = separate(model, args, **options, public_size=False)
@@ -135,7 +132,12 @@ def outcome(model, args, **options):
 LIKE_OTHERS = {"public_knots", "list_of_bins", "site_by_the_size", "site_as_long_as_the_table", "mixed"}
 
 
-@pytest.mark.parametrize("name", some_every_day([*ADMITTED, *REFUSED], {*ADMITTED, *REFUSED} - LIKE_OTHERS))
+@pytest.mark.parametrize(
+    "name",
+    some_every_day(
+        [*ADMITTED, *REFUSED], {*ADMITTED, *REFUSED} - LIKE_OTHERS - {"site_per_row", "table_as_a_matrix", "scaled"}
+    ),
+)
 def test_a_model_is_refused_or_admitted_whatever_the_size(name):
     model, message = REFUSED.get(name) or (ADMITTED[name], None)
     sizes = SIZES if name != "site_per_row" else (49, 50)  # which takes its time
