@@ -1,9 +1,8 @@
 """`MCMC`: NumPyro's MCMC with the budget planned beforehand, a report afterwards, and results without data."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,13 +28,37 @@ class MCMC(numpyro_mcmc.MCMC):
     progress_bar: bool
     _jit_model_args: bool
 
-    def __init__(self, sampler: DPKernel, **options: Any):
+    def __init__(
+        self,
+        sampler: DPKernel,
+        *,
+        num_warmup: int,
+        num_samples: int,
+        num_chains: int = 1,
+        thinning: int = 1,
+        postprocess_fn: Callable | None = None,
+        chain_method: str | Callable = "parallel",
+        progress_bar: bool = True,
+        progress_rate: int | None = None,
+        jit_model_args: bool = False,
+    ):
         if not isinstance(sampler, DPKernel):
             raise TypeError(
                 f"numpyro_dp.MCMC needs a private kernel such as DPHMC, got {type(sampler).__name__}; "
                 "numpyro.infer.MCMC runs the others"
             )
-        super().__init__(sampler, **options)
+        super().__init__(
+            sampler,
+            num_warmup=num_warmup,
+            num_samples=num_samples,
+            num_chains=num_chains,
+            thinning=thinning,
+            postprocess_fn=postprocess_fn,
+            chain_method=chain_method,
+            progress_bar=progress_bar,
+            progress_rate=progress_rate,
+            jit_model_args=jit_model_args,
+        )
 
     @property
     def privacy(self) -> PrivacyReport:
@@ -46,6 +69,7 @@ class MCMC(numpyro_mcmc.MCMC):
         """Run the chains; see NumPyro.
 
         :raises PrivacyBudgetError: before anything is released, if the budget does not cover the run.
+        :raises ValueError: before anything is paid, if `extra_fields` or `init_params` name what is not there.
         :raises UnsupportedModelError: if the model has no log density per row.
         """
         resumed = self._warmup_state
@@ -54,6 +78,7 @@ class MCMC(numpyro_mcmc.MCMC):
         planned = self.num_warmup + self.num_samples
         jit_model_args = self._jit_model_args
         try:
+            self.sampler.require_names(extra_fields, init_params, self.num_chains, args, kwargs)
             self.sampler.require_budget(steps, self.num_chains, args, kwargs, planned, start)
             with _no_compilation_cache_on_disk():
                 self.sampler.prepare(*args, **kwargs)

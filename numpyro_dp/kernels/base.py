@@ -33,6 +33,8 @@ from numpyro_dp.kernels.state import (
     initial_params,
     initial_state,
     origin_of,
+    require_fields,
+    require_init_params,
     witness_of,
 )
 from numpyro_dp.model.arguments import PublicArguments, placeholder_rows
@@ -181,6 +183,18 @@ class DPKernel(MCMCKernel, Algorithm):
         return f"{budget}, acc. prob={accept_prob:.2f}, step size {state.adapt_state.step_size:.2e}"
 
     # -- The budget --------------------------------------------------------------------------------------------------
+
+    def require_names(
+        self, extra_fields: Any, init_params: Any, num_chains: int, model_args: tuple, model_kwargs: dict
+    ) -> None:
+        """Check what names parts of the state or of the model before anything is paid; `numpyro_dp.MCMC` asks.
+
+        :raises ValueError: if a field or a site is not there, or a starting value has another shape.
+        """
+        separated = self.separate(model_args, model_kwargs)
+        require_fields(extra_fields, separated.prototype)
+        if init_params is not None:
+            require_init_params(init_params, separated, (num_chains,) if num_chains > 1 else ())
 
     def require_budget(
         self,

@@ -1,11 +1,12 @@
 """The state of a private chain, and where it starts: by public numbers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax, random
+from numpyro.infer.hmc_util import HMCAdaptState
 from numpyro.util import is_prng_key
 
 from numpyro_dp.kernels.settings import Settings
@@ -81,8 +82,16 @@ def initial_params(
                 "at): give `init_params=` or `init_strategy=init_to_value(values=...)`"
             )
         return params
-    batch = () if is_prng_key(rng_key) else (rng_key.shape[0],)
-    expected = {name: (*batch, *jnp.shape(zero)) for name, zero in separated.prototype.items()}
+    require_init_params(init_params, separated, () if is_prng_key(rng_key) else (rng_key.shape[0],))
+    return {name: jnp.asarray(init_params[name], zero.dtype) for name, zero in separated.prototype.items()}
+
+
+def require_init_params(init_params: Any, separated: SeparableModel, chains: tuple[int, ...]) -> None:
+    """
+    :param chains: the leading axis of each value, if there is one.
+    :raises ValueError: if they are not values for all sites.
+    """
+    expected = {name: (*chains, *jnp.shape(zero)) for name, zero in separated.prototype.items()}
     if not isinstance(init_params, Mapping):
         raise ValueError(f"init_params must be a dict of unconstrained values for the sites {sorted(expected)}")
     found = {name: jnp.shape(value) for name, value in init_params.items()}
@@ -91,7 +100,24 @@ def initial_params(
             f"init_params must hold unconstrained values of shapes {expected} (a leading axis for the chains "
             f"counts), got {found}"
         )
-    return {name: jnp.asarray(init_params[name], zero.dtype) for name, zero in separated.prototype.items()}
+
+
+def require_fields(extra_fields: Any, sites: Collection[str]) -> None:
+    """
+    :raises ValueError: if one of the fields that a run shall collect is none of the state's.
+    """
+    if not isinstance(extra_fields, tuple | list):
+        raise ValueError(f"extra_fields must be a tuple of names, such as ('accept_prob',), got {extra_fields!r}")
+    known = {"": DPState._fields, "z": tuple(sites), "adapt_state": HMCAdaptState._fields}
+    for field in extra_fields:
+        first, *rest = field.removeprefix("~").split(".")
+        for within, name in (("", first), (first, rest[0] if rest else None)):
+            if name is not None and within in known and name not in known[within]:
+                of = f"the state's `{within}`" if within else "the state"
+                raise ValueError(
+                    f"extra_fields names {field!r}, but {of} has {', '.join(known[within])}. What NumPyro's kernels "
+                    "show beside, as the potential energy, would tell about the rows"
+                )
 
 
 def flat_mass_matrix(settings: Settings, separated: SeparableModel, dtype: Any) -> jax.Array | None:

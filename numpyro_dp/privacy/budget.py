@@ -172,14 +172,16 @@ class PrivacyBudget:
         """What all runs so far cost together, at the budget's delta."""
         return self._total(self.charges)
 
-    def eps_left(self, delta: float | None = None) -> float:
-        """The largest eps of one more run with Gaussian releases that the budget allows; 0 if there is none.
+    @property
+    def eps_left(self) -> float:
+        """The largest eps of one more run with Gaussian releases and the budget's delta that it allows; 0 if none."""
+        return self.eps_left_at(self.delta)
 
-        :param delta: of that run, as the kernel is given it; default: the budget's. A kernel's own default is 0.1 / n.
-        """
+    def eps_left_at(self, delta: float) -> float:
+        """The same for a run with another delta. A kernel's own default is 0.1 / n."""
         left = self._rho_allowed() - sum(charge.rho or 0.0 for charge in self.charges)
         left *= 1 - 1e-9
-        eps = accounting.gaussian_eps(self.delta if delta is None else delta, left) if left > 0 else 0.0
+        eps = accounting.gaussian_eps(delta, left) if left > 0 else 0.0
         return eps * (1 - 3e-9) if eps >= accounting.MIN_EPS else 0.0
 
     def _rho_allowed(self) -> float:

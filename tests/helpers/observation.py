@@ -486,7 +486,7 @@ def run(configuration: Configuration, folder: Path, table: dict[str, Any]) -> tu
         released["from_numpyro"] = inference_data(arviz.from_numpyro(mcmc))
     if (budget := options.get("budget")) is not None:
         print(budget)
-        released["budget"] = budget, properties_of(budget), budget.eps_left()
+        released["budget"] = budget, properties_of(budget), budget.eps_left_at(1e-7)
     if hasattr(owner := options.get("owners"), "close"):
         owner.close()
         released["sent to other owners"] = owner.sent

@@ -27,6 +27,7 @@ from numpyro_dp import (
     DPPenalty,
     FixedBatches,
     PoissonBatches,
+    PrivacyBudget,
     PrivacyBudgetError,
     UnsupportedModelError,
     decreasing_steps,
@@ -531,6 +532,30 @@ def test_copies_have_no_budget(make, duplicate):
 def test_stock_mcmc_needs_the_plan():
     with pytest.raises(ValueError, match=r"num_iterations.*num_chains.*numpyro_dp\.MCMC"):
         run(penalty(eps=1.0), stock=True)
+
+
+@kernels(["penalty", "hmc_prepared"], ["penalty", "hmc_prepared"])
+@pytest.mark.parametrize(
+    ("typo", "message"),
+    [
+        ({"extra_fields": ("potential_energy",)}, "extra_fields names 'potential_energy', but the state has i, z, "),
+        ({"extra_fields": ("accept_prob", "~z.c")}, "names '~z.c', but the state's `z` has b, scale"),
+        ({"extra_fields": ("adapt_state.stepsize",)}, "the state's `adapt_state` has step_size, "),
+        ({"extra_fields": "accept_prob"}, "must be a tuple of names"),
+        ({"init_params": {"b": jnp.zeros((2, D))}}, "init_params must hold unconstrained values of shapes"),
+        ({"init_params": {"b": jnp.zeros(D), "scale": jnp.zeros(())}}, "a leading axis for the chains"),
+        ({"init_params": [0.0]}, "must be a dict"),
+    ],
+    ids=str,
+)
+def test_a_typo_costs_nothing(make, typo, message, tmp_path):
+    budget = PrivacyBudget(tmp_path / "budget", eps=5.0, delta=1e-2)
+    kernel = make(eps=5.0, delta=1e-3, budget=budget)
+    mcmc = MCMC(kernel, num_warmup=2, num_samples=4, num_chains=2, chain_method="vectorized", progress_bar=False)
+    with pytest.raises(ValueError, match=message):
+        mcmc.run(jax.random.key(0), X, y=Y, **typo)
+    assert not kernel.ledger.committed
+    assert budget.charges == ()
 
 
 def test_explicit_noise_multipliers():

@@ -70,10 +70,10 @@ def test_runs_add_up_as_one_gaussian_and_the_last_that_does_not_fit_is_refused(p
     with pytest.raises(PrivacyBudgetError, match=r"would cost \(1, 1e-06\).*\(2, 1e-06\).*at most eps=0\.\d+ is left"):
         budget.charge(plan(1.0), "one more")
     assert len(budget.charges) == 3
-    budget.charge(plan(budget.eps_left()), "the rest")
+    budget.charge(plan(budget.eps_left), "the rest")
     assert 2.0 * (1 - 1e-6) < budget.eps_spent <= 2.0 * (1 + 1e-8)
     assert gaussian_delta(2.0, math.fsum(c.rho for c in budget.charges)) <= 1e-6
-    assert budget.eps_left() == 0
+    assert budget.eps_left == 0
     with pytest.raises(PrivacyBudgetError, match="nothing is left"):
         budget.charge(plan(0.1), "one more")
 
@@ -84,8 +84,8 @@ def test_one_run_may_take_the_whole_budget(path):
 
 def test_what_is_left_counts_at_another_delta(path):
     budget = PrivacyBudget(path, eps=1.0, delta=1e-6)
-    assert budget.eps_left(1e-3) < budget.eps_left(1e-6) < budget.eps_left(1e-9)
-    budget.charge(plan(budget.eps_left(1e-3), 1e-3), "run")
+    assert budget.eps_left_at(1e-3) < budget.eps_left_at(1e-6) < budget.eps_left_at(1e-9)
+    budget.charge(plan(budget.eps_left_at(1e-3), 1e-3), "run")
     assert budget.eps_spent == pytest.approx(1.0, rel=1e-6)
 
 
