@@ -11,6 +11,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from numpyro.infer import mcmc as numpyro_mcmc
 
 from numpyro_dp.kernels.base import DPKernel
+from numpyro_dp.preparation.verdict import standing
 from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.report import PrivacyReport
 
@@ -86,7 +87,7 @@ class MCMC(numpyro_mcmc.MCMC):
                 super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
                 jax.block_until_ready(self._last_state)
             self.sampler.settle()
-            self.sampler.judge(self._states[self._sample_field])
+            self.sampler.judge(self._draws_of_parameters())
         finally:
             self._jit_model_args = jit_model_args
             # Also after an error or an interrupt. What remains has the shapes that ArviZ needs, and nothing private.
@@ -95,6 +96,11 @@ class MCMC(numpyro_mcmc.MCMC):
             self._init_state_cache.clear()
             # What a failed `warmup` asked to be collected must not be collected by the next run.
             self._set_collection_params()
+
+    def _draws_of_parameters(self) -> dict[str, jax.Array]:
+        """Chains and draws leading; without deterministic sites, which may be constants."""
+        draws, parameters = self._states[self._sample_field], getattr(self._last_state, self._sample_field)
+        return {name: draws[name] for name in parameters if name in draws}
 
     def resume(self, budget: PrivacyBudget) -> None:
         """Go on with a run that was pickled, in another process or after a crash.
@@ -135,6 +141,8 @@ class MCMC(numpyro_mcmc.MCMC):
     def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
         """NumPyro's table, and under it the privacy report, whose last line says whether to believe the posterior."""
         super().print_summary(prob, exclude_deterministic)
+        if still := standing(self._draws_of_parameters()):
+            print(f"A chain stood still in {', '.join(still)}: n_eff and r_hat of these mean nothing.\n")
         print(self.privacy)
 
     def __getstate__(self):

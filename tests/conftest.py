@@ -74,6 +74,8 @@ def pytest_configure(config):
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     # Most tests run on tables from which no posterior can come; tests/tools/test_planning.py is about the warning.
     config.addinivalue_line("filterwarnings", "ignore:this .* will hardly move:UserWarning")
+    # Nor does a chain of a few iterations move; tests/kernels/test_kernels.py is about that warning.
+    config.addinivalue_line("filterwarnings", "ignore:the posterior is off. a chain stood still:UserWarning")
 
 
 def _too_many_programs() -> bool:

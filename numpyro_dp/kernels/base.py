@@ -41,6 +41,7 @@ from numpyro_dp.model.arguments import PublicArguments, placeholder_rows
 from numpyro_dp.model.separable import SeparableModel, released_model
 from numpyro_dp.model.separate import separate
 from numpyro_dp.model.units import group_rows, require_same_groups
+from numpyro_dp.preparation.verdict import standing, unmixed
 from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batches
 from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.privacy.clipping import OwnerIndex, require_correct_sums
@@ -59,7 +60,7 @@ from numpyro_dp.privacy.noise import NoiseSource
 from numpyro_dp.privacy.release import Exchange, Vault
 from numpyro_dp.privacy.sharding import Layout, layout_of
 from numpyro_dp.privacy.vmap import vmap_chains
-from numpyro_dp.report import PrivacyReport
+from numpyro_dp.report import PosteriorWarning, PrivacyReport
 
 _LARGE_TABLE = 2**27  # bytes
 _NOT_ASKED = ("_described", "_layout", "_separated", "_num_warmup", "_public_hash")
@@ -97,6 +98,7 @@ class DPKernel(MCMCKernel, Algorithm):
         self._separated: dict[Any, SeparableModel] = {}
         self._layout: Layout | None = None
         self._described: dict[str, Any] | None = None
+        self._of_draws: list[str] = []  # doubts about a finished run
 
     @property
     def algorithm(self) -> Algorithm:
@@ -357,13 +359,16 @@ class DPKernel(MCMCKernel, Algorithm):
 
     def doubts(self) -> list[str]:
         """Why released numbers do not vouch for the posterior."""
-        return ["no release looked whether clip bounds and step sizes suit the rows (`prepare=False`)"]
+        return ["no release looked whether clip bounds and step sizes suit the rows (`prepare=False`)", *self._of_draws]
 
     def judge(self, draws: Any) -> None:
         """Look at the draws of a finished run, and warn if released numbers do not vouch for the posterior.
 
-        :param draws: a tree of arrays, chains and draws leading.
+        :param draws: of each site, chains and draws leading.
         """
+        self._of_draws = unmixed(draws)
+        if standing(draws):
+            warnings.warn(f"the posterior is off: {self._of_draws[0]}", PosteriorWarning, stacklevel=3)
 
     @property
     def _space(self) -> str:

@@ -99,7 +99,6 @@ class PreparedKernel(DPKernel):
         self._public: list | None = None  # the public arguments that it was prepared with
         self._public_hash: str | None = ""  # of them, for whoever resumes a pickled kernel
         self._result: Prepared | None = None
-        self._of_draws: list[str] = []  # doubts about a finished run
         super().__init__(*args, **options)
 
     @property
@@ -214,10 +213,12 @@ class PreparedKernel(DPKernel):
         return found + self._of_draws
 
     def judge(self, draws: Any) -> None:
-        self._of_draws = [] if self.preparation is None else unmixed(draws)
-        if self.preparation is None or self.preparation.force or not (doubts := self.doubts()):
+        if self.preparation is None:
+            super().judge(draws)
             return
-        warnings.warn(f"the posterior may be off: {'; '.join(doubts)}", PosteriorWarning, stacklevel=3)
+        self._of_draws = unmixed(draws)
+        if not self.preparation.force and (doubts := self.doubts()):
+            warnings.warn(f"the posterior may be off: {'; '.join(doubts)}", PosteriorWarning, stacklevel=3)
 
     # -- The preparation ---------------------------------------------------------------------------------------------
 

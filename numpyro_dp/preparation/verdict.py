@@ -4,10 +4,9 @@ Each reason compares a released number with what it would be if all were well, a
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
@@ -236,23 +235,44 @@ def reasons(check: Check) -> list[str]:
     return found
 
 
-def unmixed(draws: Any) -> list[str]:
+LEAST_DRAWS = 4
+"""Of a chain, to tell whether it moves and has converged."""
+
+
+def standing(draws: Mapping[str, Any]) -> list[str]:
+    """The sites of which all draws of a chain are one point.
+
+    :param draws: of each site, chains and draws leading.
+    """
+    long_enough = {name: leaf for name, leaf in _by_site(draws).items() if leaf.shape[1] >= LEAST_DRAWS}
+    return [name for name, leaf in long_enough.items() if (np.ptp(leaf, axis=1) == 0).all(-1).any()]
+
+
+def _by_site(draws: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    arrays = {name: np.asarray(leaf, float) for name, leaf in draws.items()}
+    return {name: leaf.reshape(*leaf.shape[:2], -1) for name, leaf in arrays.items() if leaf.size}
+
+
+def unmixed(draws: Mapping[str, Any]) -> list[str]:
     """Why the chains of a finished run have not converged.
 
-    :param draws: a tree of arrays, chains and draws leading.
+    :param draws: of each site, chains and draws leading.
     """
-    leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(draws)]
-    leaves = [leaf.reshape(*leaf.shape[:2], -1) for leaf in leaves if leaf.size]
+    leaves = [*_by_site(draws).values()]
     if not leaves:
         return []
     flat = np.concatenate(leaves, 2)
     chains, length, _ = flat.shape
-    if length < 4:
+    if length < LEAST_DRAWS:
         return ["four draws at least tell whether chains have converged"]
+    if still := standing(draws):
+        return [
+            f"a chain stood still: all of its draws of {', '.join(still)} are one point, so R-hat and effective sizes "
+            "mean nothing. Shorter steps or a larger eps would let it move; `DPHMC`'s default has no such chain"
+        ]
     with np.errstate(all="ignore"):
         r_hat, size = split_gelman_rubin(flat), effective_sample_size(flat)
-        # Some numbers of a site may never change, such as those above the diagonal of a Cholesky factor.
-        stuck = not np.isfinite(flat).all() or any(np.all(np.ptp(leaf, axis=(0, 1)) == 0) for leaf in leaves)
+        stuck = not np.isfinite(flat).all()
     # Of independent draws R-hat is above 1 by about 1 / length.
     worst, least = float(np.nanmax(r_hat, initial=1.0)), float(np.nanmin(size, initial=np.inf))
     if not stuck and worst < 1.01 + 10 / length and least > min(400, 0.2 * chains * length):

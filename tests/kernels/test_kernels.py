@@ -27,6 +27,7 @@ from numpyro_dp import (
     DPPenalty,
     FixedBatches,
     PoissonBatches,
+    PosteriorWarning,
     PrivacyBudget,
     PrivacyBudgetError,
     UnsupportedModelError,
@@ -556,6 +557,16 @@ def test_a_typo_costs_nothing(make, typo, message, tmp_path):
         mcmc.run(jax.random.key(0), X, y=Y, **typo)
     assert not kernel.ledger.committed
     assert budget.charges == ()
+
+
+def test_a_chain_that_stands_still_is_flagged(capsys):
+    kernel = DPPenalty(model, eps=1.0, prepare=False, clip_ratio=1.0, step_size=100.0, adapt_step_size=False)
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=20, num_chains=2, chain_method="vectorized", progress_bar=False)
+    with pytest.warns(PosteriorWarning, match="the posterior is off: a chain stood still: all of its draws of b, "):
+        mcmc.run(jax.random.key(0), X, y=Y)
+    assert any("stood still" in reason for reason in mcmc.privacy.posterior.reasons)
+    mcmc.print_summary()
+    assert "A chain stood still in b, scale: n_eff and r_hat of these mean nothing." in capsys.readouterr().out
 
 
 def test_explicit_noise_multipliers():

@@ -24,6 +24,7 @@ from numpyro_dp.preparation.verdict import (
     check,
     find_mirror,
     reasons,
+    standing,
     unmixed,
 )
 from tests.helpers.surveys import Parabola, fund_of, positive, spent_by
@@ -304,12 +305,10 @@ def test_chains_that_agree_are_not_doubted():
     [
         {"b": draws_of()["b"] + 3 * np.arange(4)[:, None, None]},
         sluggish(),
-        {"b": np.ones((2, 100))},
-        draws_of() | {"tau": np.full((4, 500), 2.0)},
         {"b": np.random.default_rng(0).normal(size=(2, 100)) + np.linspace(0, 6, 100)},
         draws_of() | {"tau": np.where(np.arange(500) < 499, draws_of()["b"][..., 0], np.nan)},
     ],
-    ids=["apart", "sluggish", "stuck", "one stuck", "drifting", "not finite"],
+    ids=["apart", "sluggish", "drifting", "not finite"],
 )
 def test_chains_that_have_not_converged_are_named_with_what_would_help(draws):
     (found,) = unmixed(draws)
@@ -317,8 +316,16 @@ def test_chains_that_have_not_converged_are_named_with_what_would_help(draws):
         assert part in found
 
 
-def test_chains_that_stand_still_have_an_effective_size_of_0():
-    assert "effective size 0 of 200 draws" in unmixed({"b": np.ones((2, 100))})[0]
+def test_a_chain_that_stands_still_is_named():
+    one_of_two = np.random.default_rng(0).normal(size=(2, 100))
+    one_of_two[1] = 0.3
+    for draws in ({"tau": np.ones((2, 100))}, draws_of((2, 100)) | {"tau": one_of_two}):
+        assert standing(draws) == ["tau"]
+        (found,) = unmixed(draws)
+        assert found.startswith(
+            "a chain stood still: all of its draws of tau are one point, so R-hat and effective sizes"
+        )
+    assert standing({"tau": np.ones((2, 3))}) == []
 
 
 def test_of_three_draws_nothing_is_known():
