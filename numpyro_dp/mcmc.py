@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from numpyro.infer import mcmc as numpyro_mcmc
+from tqdm.auto import tqdm
 
 from numpyro_dp.kernels.base import DPKernel
 from numpyro_dp.preparation.verdict import standing
@@ -82,7 +83,8 @@ class MCMC(numpyro_mcmc.MCMC):
             self.sampler.require_names(extra_fields, init_params, self.num_chains, args, kwargs)
             self.sampler.require_budget(steps, self.num_chains, args, kwargs, planned, start)
             with _no_compilation_cache_on_disk():
-                self.sampler.prepare(*args, **kwargs)
+                with _announced(self.sampler, self.progress_bar):
+                    self.sampler.prepare(*args, **kwargs)
                 self._jit_model_args = jit_model_args or self.sampler.wants_table_as_argument(args, kwargs)
                 super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
                 jax.block_until_ready(self._last_state)
@@ -149,6 +151,26 @@ class MCMC(numpyro_mcmc.MCMC):
         state = super().__getstate__()
         state["_init_state_cache"] = {}
         return state
+
+
+@contextmanager
+def _announced(kernel: DPKernel, shown: bool) -> Iterator[None]:
+    """Show what a preparation is at, in the place of NumPyro's bar, which comes later. It goes by released numbers."""
+    bars: list[tqdm] = []
+
+    def show(text: str) -> None:
+        if not bars:
+            bars.append(tqdm(bar_format="{desc}  [{elapsed}]"))
+        bars[0].set_description_str(text)
+
+    before = kernel.announce
+    try:
+        kernel.announce = show if shown else before
+        yield
+    finally:
+        kernel.announce = before
+        for bar in bars:
+            bar.close()
 
 
 _cache_lock = threading.Lock()

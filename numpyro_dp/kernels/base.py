@@ -41,6 +41,7 @@ from numpyro_dp.model.arguments import PublicArguments, placeholder_rows
 from numpyro_dp.model.separable import SeparableModel, released_model
 from numpyro_dp.model.separate import separate
 from numpyro_dp.model.units import group_rows, require_same_groups
+from numpyro_dp.preparation.fund import silent
 from numpyro_dp.preparation.verdict import standing, unmixed
 from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batches
 from numpyro_dp.privacy.budget import PrivacyBudget
@@ -99,6 +100,7 @@ class DPKernel(MCMCKernel, Algorithm):
         self._layout: Layout | None = None
         self._described: dict[str, Any] | None = None
         self._of_draws: list[str] = []  # doubts about a finished run
+        self.announce: Callable[[str], None] = silent  # what goes on, to who waits
 
     @property
     def algorithm(self) -> Algorithm:

@@ -261,6 +261,7 @@ class PreparedKernel(DPKernel):
             return
         self._take_up(separated, public)
         if self._chain is None:
+            self.announce("preparing: reading the model")
             with _now():
                 search = self.begin_search(separated, public, target)
                 prepared = self.search(search)
@@ -323,7 +324,7 @@ class PreparedKernel(DPKernel):
     def search(self, begun: "_Search") -> Prepared:
         """Ask the table, and decide by its noisy answers."""
         options, survey, z_prior, prior, near, symmetries, *_ = begun
-        fund, cut = Fund(self.ledger), survey.cut
+        fund, cut = Fund(self.ledger, self.announce), survey.cut
         whole = fund.left
         found = search(survey, prior, near, fund, self.ledger.plan.num_rows)
         if self._has_own_chain:

@@ -8,7 +8,7 @@ enforces it: each stage is assigned from what is left, and one that would cost m
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from numpyro_dp.privacy.accounting import noise_multiplier_for
@@ -17,6 +17,10 @@ from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError, Releases, Requ
 from numpyro_dp.privacy.mechanisms import Gaussian
 
 RESERVE = "reserve"
+
+
+def silent(text: str) -> None:
+    """Announces nothing."""
 
 
 class Wish(NamedTuple):
@@ -33,10 +37,13 @@ class Wish(NamedTuple):
 
 
 class Fund:
-    """Spends what was committed for the preparation, stage by stage."""
+    """Spends what was committed for the preparation, stage by stage.
 
-    def __init__(self, ledger: Ledger):
-        self._ledger = ledger
+    :param announce: is told of each stage, for who waits.
+    """
+
+    def __init__(self, ledger: Ledger, announce: Callable[[str], None] = silent):
+        self._ledger, self._announce = ledger, announce
         self._stage = 0
 
     @property
@@ -66,6 +73,7 @@ class Fund:
 
     def ask(self, **wishes: Wish) -> dict[str, Draw]:
         """Leave for a stage of releases: of each kind, a draw with a slot for each release."""
+        self._announce(f"preparing, stage {self._stage + 1}: {', '.join(wishes).replace('_', ' ')}")
         names = {kind: f"{kind.replace('_', ' ')} {self._stage + 1}" for kind in wishes}
         self.assign(
             {

@@ -242,6 +242,18 @@ def test_a_walk_beyond_the_plan_is_refused_before_the_preparation():
 # -- Afterwards --------------------------------------------------------------------------------------------------------
 
 
+def test_who_waits_is_told_what_the_preparation_is_at(capfd):
+    kernel = surrogate()
+    MCMC(kernel, num_warmup=2, num_samples=4, progress_bar=True).run(jax.random.key(0), X, y=Y)
+    shown = capfd.readouterr().err
+    assert shown.index("preparing: reading the model") < shown.index("preparing, stage 1: ") < shown.index("sample:")
+    assert "last release" in shown
+    again = surrogate()
+    MCMC(again, num_warmup=2, num_samples=4, progress_bar=False).run(jax.random.key(0), X, y=Y)
+    assert "preparing" not in capfd.readouterr().err
+    pickle.dumps(kernel)
+
+
 def test_a_surrogate_gives_any_number_of_draws_for_nothing():
     kernel = surrogate(num_iterations=1)
     mcmc = run(kernel)
