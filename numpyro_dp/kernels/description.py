@@ -84,6 +84,8 @@ def _assumptions(kernel: "DPKernel", plan: Plan) -> tuple[str, ...]:
         "the model, its public arguments, starting values, step sizes and clip bounds were not chosen by looking at "
         "the private rows",
         "the table, the console and this process's memory stay with the curator",
+        "a row that is no number at some point (a missing value, say) counts for nothing there, and nobody is told how "
+        "many such rows there are",
         kernel.describe_exactness(),
         *_tempering(settings),
         *_owners(settings, plan),

@@ -559,6 +559,13 @@ def test_a_typo_costs_nothing(make, typo, message, tmp_path):
     assert budget.charges == ()
 
 
+def test_whatever_the_rows_the_report_says_what_becomes_of_missing_values():
+    for x in (X, np.where(np.arange(N)[:, None] < 9, np.nan, X)):
+        kernel = penalty(eps=1.0, num_iterations=2)
+        kernel.prepare(x, y=Y)
+        assert any("counts for nothing" in text for text in kernel.privacy.assumptions)
+
+
 def test_a_chain_that_stands_still_is_flagged(capsys):
     kernel = DPPenalty(model, eps=1.0, prepare=False, clip_ratio=1.0, step_size=100.0, adapt_step_size=False)
     mcmc = MCMC(kernel, num_warmup=0, num_samples=20, num_chains=2, chain_method="vectorized", progress_bar=False)
