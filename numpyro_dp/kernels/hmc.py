@@ -40,7 +40,8 @@ class DPHMC(NoisyHMC, PreparedKernel):
 
     :param prepare: a `numpyro_dp.Preparation`, True for the default one (as is None), False for none. Only with False
         may arguments for the sampler without preparation be given: those that follow but `noise_aware`, a mass matrix,
-        its or the step size's adaptation, or owners. Without a budget (noise multipliers, ``eps=inf``) there is none.
+        its or the step size's adaptation, or owners. With noise multipliers in the place of a budget there is none.
+        With ``eps=inf`` there is one that has hardly any noise, or none, if such arguments are given.
     :param noise_aware: whether draws carry the uncertainty that the noise in the released likelihood adds.
     :param clip_grad: largest norm of one row's gradient, in unconstrained space, that is counted in full. Clipped
         gradients make worse proposals, not a wrong posterior; but where much is clipped the proposals may lead away

@@ -47,6 +47,8 @@ from numpyro_dp.privacy.sharding import Layout
 from numpyro_dp.report import PosteriorWarning
 
 PRIOR_DRAWS = 1000
+RHO_WITHOUT_PRIVACY = 1e6
+"""Of a preparation for ``eps=inf``: its noise is as large as a thousandth of what one row may add."""
 OWN_SHARE = 0.3
 """Of the budget, for the preparation of a kernel that goes on with its own chain."""
 
@@ -122,7 +124,7 @@ class PreparedKernel(DPKernel):
         if self.preparation is None:
             return super()._wanted(num_rows, num_iterations, num_chains)
         if not self._has_own_chain:
-            return {RESERVE: Wanted(_gaussian, (1,))}
+            return {RESERVE: Wanted(_hardly_any_noise if self.settings.eps == math.inf else _gaussian, (1,))}
         # Its price is fixed beforehand: what noise the chain's releases then need follows from what is left.
         rho = OWN_SHARE * gaussian_rho(cast(float, self.settings.eps), self.settings.delta_for(num_rows))
         reserve = Gaussian(noise_multiplier_for(rho, 1))
@@ -573,6 +575,11 @@ class _NotYet(Algorithm):
     request = init_carry = transition = noise_shapes  # type: ignore[assignment]
 
 
+def _hardly_any_noise(_: float) -> tuple[Mechanism, ...]:
+    """Of ``eps=inf``: stages and clip bounds go by what a stage may cost, so there must be a price; no number of it."""
+    return (Gaussian(noise_multiplier_for(RHO_WITHOUT_PRIVACY, 1)),)
+
+
 def _gaussian(noise_multiplier: float) -> tuple[Mechanism, ...]:
     return (Gaussian(noise_multiplier),)
 
@@ -608,13 +615,13 @@ def resolve_preparation(prepare: "Preparation | bool | None", eps: float | None,
     :raises ValueError: if some are given, and the user has not said that they want that sampler: with a habit of HMC's
         (`dense_mass`, `step_size`) they would get another algorithm than the default without a word.
     """
-    if prepare is False:
+    if prepare is False or (prepare is None and eps is None):
         return None
-    if eps is None or math.isinf(eps):
-        if prepare is None:
-            return None
-        raise ValueError(f"the preparation needs a finite budget eps, got {eps}: leave `prepare` out")
+    if eps is None:
+        raise ValueError("the preparation needs a budget eps, got None: leave `prepare` out")
     given = [name for name, value in plain.items() if value is not None and value is not False]
+    if given and prepare is None and math.isinf(eps):
+        return None  # to see what that sampler itself does
     if given:
         names, them = ", ".join(given), "it" if len(given) == 1 else "them"
         raise ValueError(
@@ -628,6 +635,8 @@ def resolve_preparation(prepare: "Preparation | bool | None", eps: float | None,
 
 def prepare_own_chain(prepare: Preparation | bool, eps: float | None, plain: Mapping) -> Preparation | None:
     """The same of a kernel that goes on with its own chain, whose default is no preparation."""
+    if prepare is not None and prepare is not False and (eps is None or math.isinf(eps)):
+        raise ValueError(f"the preparation of this kernel needs a finite budget eps, got {eps}: leave `prepare` out")
     preparation = resolve_preparation(False if prepare is None else prepare, eps, plain)
     if preparation is not None and preparation.mode is not None:
         raise ValueError(

@@ -87,7 +87,7 @@ def test_there_is_a_preparation_where_it_is_asked_for(kernel):
         (DPBarker, {"clip_ratio": 1.0}, "clip_ratio: for the sampler without preparation"),
         (DPBarker, {"adapt_mass_matrix": True}, "adapt_mass_matrix: for the sampler"),
         (DPBarker, {"target_accept_prob": 0.3}, "target_accept_prob: for the sampler"),
-        (DPSGLD, {"clip_grad": 1.0, "step_size": 0.1}, "clip_grad, step_size: .*`prepare=False`"),
+        (DPSGLD, {"clip_grad": 1.0, "step_size": 0.1}, "clip_grad, step_size: .*prepare=False"),
         (DPSGLD, {"inverse_mass_matrix": 2.0}, "inverse_mass_matrix: for the sampler"),
         (DPSGLD, {"owners": np.arange(N) % 2}, "owners: for the sampler"),
         (DPSGNHT, {"friction": 2.0}, "friction: for the sampler"),

@@ -86,7 +86,8 @@ def planned(kernel):
         ({"eps": 1.0, "prepare": True}, True),
         ({"eps": 1.0, "prepare": False}, False),
         ({"eps": 1.0, "prepare": False, "step_size": 0.1}, False),
-        ({"eps": float("inf")}, False),
+        ({"eps": float("inf")}, True),
+        ({"eps": float("inf"), "clip_ratio": float("inf")}, False),
     ],
     ids=str,
 )
@@ -138,12 +139,11 @@ def test_explicit_noise_multipliers_mean_no_preparation():
     ("kernel", "options", "message"),
     [
         (DPHMC, {"eps": 1.0, "clip_ratio": 1.0}, r"clip_ratio: for the sampler without preparation"),
-        (DPHMC, {"eps": 1.0, "clip_grad": 1.0, "num_steps": 3}, r"clip_grad, num_steps: .*`prepare=False`"),
+        (DPHMC, {"eps": 1.0, "clip_grad": 1.0, "num_steps": 3}, r"clip_grad, num_steps: .*prepare=False"),
         (DPPenalty, {"eps": 1.0, "guided": True}, r"guided: for the sampler without preparation"),
         (DPPenalty, {"eps": 1.0, "batch_size": 10}, r"batch_size: for the sampler without preparation"),
         (DPPenalty, {"eps": 1.0, "owners": [0, 1]}, r"owners: for the sampler without preparation"),
-        (DPHMC, {"eps": float("inf")}, r"needs a finite budget eps, got inf"),
-        (DPHMC, {"noise_multiplier_ratio": 1.0, "noise_multiplier_grad": 1.0}, r"needs a finite budget eps, got None"),
+        (DPHMC, {"noise_multiplier_ratio": 1.0, "noise_multiplier_grad": 1.0}, "needs a budget eps, got None"),
     ],
 )
 def test_a_preparation_and_arguments_of_the_plain_sampler_exclude_each_other(kernel, options, message, prepare):
@@ -240,6 +240,30 @@ def test_a_walk_beyond_the_plan_is_refused_before_the_preparation():
 
 
 # -- Afterwards --------------------------------------------------------------------------------------------------------
+
+
+def line(x, y=None):
+    a = numpyro.sample("a", dist.Normal(0, 500))
+    b = numpyro.sample("b", dist.Normal(0, 20))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(a + b * x, 15.0), obs=y)
+
+
+def test_without_privacy_the_default_is_the_exact_posterior():
+    """Everybody's first check, on raw scales."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(50.0, 15.0, 2000)
+    y = rng.normal(120 + 0.5 * x, 15.0)
+    mcmc = MCMC(DPHMC(line, eps=float("inf"), noise_seed=0), num_warmup=300, num_samples=2000, progress_bar=False)
+    mcmc.run(jax.random.key(0), x, y=y)
+    columns = np.column_stack([np.ones_like(x), x])
+    covariance = np.linalg.inv(columns.T @ columns / 15.0**2 + np.diag([500.0**-2, 20.0**-2]))
+    mean, sd = covariance @ columns.T @ y / 15.0**2, np.sqrt(np.diag(covariance))
+    draws = np.column_stack([mcmc.get_samples()[name] for name in "ab"])
+    np.testing.assert_allclose((draws.mean(0) - mean) / sd, 0, atol=0.3)
+    np.testing.assert_allclose(draws.std(0) / sd, 1, atol=0.2)
+    assert mcmc.privacy.guarantee().startswith("NOT PRIVATE")
+    assert mcmc.privacy.posterior.trusted
 
 
 def test_who_waits_is_told_what_the_preparation_is_at(capfd):
@@ -482,7 +506,7 @@ def test_a_preparation_on_hostile_rows_ends_with_finite_numbers(make, kind):
 def test_a_table_of_which_no_row_is_a_number_tells_nothing(make):
     deviations = []
     for table in (X, np.full_like(X, np.nan)):
-        kernel = make(num_iterations=6, noise_seed=0)
+        kernel = make(num_iterations=6, noise_seed=0, eps=200.0)  # of 100 rows: far above the noise
         kernel.prepare(table, y=Y)
         assert np.isfinite(kernel.prepared.start).all()
         deviations.append(np.sqrt(np.diag(kernel.prepared.covariance)))

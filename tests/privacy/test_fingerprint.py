@@ -47,7 +47,7 @@ def noise_of(kernel, table=(X, Y), kwargs=None):
 
 
 def seeded(model, make=DPPenalty, **options):
-    return make(model, eps=1.0, **{"step_size": 0.1, "num_iterations": 4, "noise_seed": 1} | options)
+    return make(model, eps=1.0, **{"prepare": False, "step_size": 0.1, "num_iterations": 4, "noise_seed": 1} | options)
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,7 @@ from numpyro_dp.preparation.derivatives import Survey
 from numpyro_dp.privacy import clipping
 from numpyro_dp.privacy.batches import FixedBatches, PoissonBatches
 from numpyro_dp.privacy.clipping import GRID, clipped_sum
+from numpyro_dp.privacy.ledger import Request
 from numpyro_dp.privacy.release import RowSum
 
 RNG = np.random.default_rng(3)
@@ -216,8 +217,8 @@ def test_other_private_units_are_other_units_for_a_budget(relation, tmp_path, mo
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with pytest.warns(UserWarning, match="a new privacy budget"):
         budget = PrivacyBudget(tmp_path / "budget", eps=3.0, delta=1e-3, neighboring_relation=relation)
-    options = {"eps": 1.0, "delta": 1e-4, "step_size": 0.1, "budget": budget, "neighboring_relation": relation}
-    options |= {"max_rows_per_unit": 3, "num_iterations": 1}
+    options = {"eps": 1.0, "delta": 1e-4, "prepare": False, "step_size": 0.1, "budget": budget}
+    options |= {"neighboring_relation": relation, "max_rows_per_unit": 3, "num_iterations": 1}
 
     def sample_once(unit):
         kernel = DPPenalty(model, **options, unit=unit)
@@ -492,13 +493,15 @@ def test_a_number_of_units_that_is_private_is_not_told(are_counted):
 
 
 def test_other_units_are_another_query_for_a_noise_seed():
-    def settings(unit, person=PERSON):
-        kernel = DPPenalty(model, eps=1.0, prepare=False, step_size=0.1, unit=unit, noise_seed=1)
-        kernel.separate(ARGS, KWARGS | {"person": person})
-        return kernel._asked_by()
+    def planned(unit, person=PERSON):
+        kernel = DPPenalty(model, eps=1.0, prepare=False, step_size=0.1, unit=unit, noise_seed=1, num_iterations=1)
+        kernel.prepare(*ARGS, **KWARGS | {"person": person})
+        _, drawn = kernel.ledger.grant({"ratio": Request(1, (1,))}, 0, kernel.ledger.plan.num_rows, b"")
+        return kernel.ledger.plan.unit, drawn["ratio"].noise.tolist()
 
-    assert settings(PERSON) != settings(PERSON[::-1])
-    assert settings("person") != settings("person", PERSON[::-1])
+    assert planned(PERSON) == planned(PERSON)
+    for one, other in (((PERSON,), (PERSON[::-1],)), (("person",), ("person", PERSON[::-1]))):
+        assert all(a != b for a, b in zip(planned(*one), planned(*other), strict=True))
 
 
 @pytest.mark.parametrize("in_place", [False, True])
