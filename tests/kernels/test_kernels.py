@@ -550,7 +550,8 @@ def test_stock_mcmc_needs_the_plan():
     ids=str,
 )
 def test_a_typo_costs_nothing(make, typo, message, tmp_path):
-    budget = PrivacyBudget(tmp_path / "budget", eps=5.0, delta=1e-2)
+    with pytest.warns(UserWarning, match="a new privacy budget"):
+        budget = PrivacyBudget(tmp_path / "budget", eps=5.0, delta=1e-2)
     kernel = make(eps=5.0, delta=1e-3, budget=budget)
     mcmc = MCMC(kernel, num_warmup=2, num_samples=4, num_chains=2, chain_method="vectorized", progress_bar=False)
     with pytest.raises(ValueError, match=message):

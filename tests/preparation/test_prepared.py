@@ -446,10 +446,10 @@ def test_chains_that_have_not_mixed_are_a_reason_until_others_have(monkeypatch):
     mixed = {"b": rng.normal(size=(2, 1000, 2))}
     apart = {"b": mixed["b"] + 5 * np.arange(2)[:, None, None]}
     stuck = {"b": np.zeros((2, 1000, 2))}
-    for draws in (apart, stuck):
+    for draws, said in ((apart, "the chains have not converged: R-hat"), (stuck, "a chain stood still")):
         kernel.judge(draws)
         (reason,) = kernel.privacy.posterior.reasons
-        assert "the chains have not converged: R-hat" in reason
+        assert said in reason
     kernel.judge(mixed)
     assert kernel.privacy.posterior.trusted
 
@@ -459,7 +459,7 @@ def test_without_a_preparation_nobody_has_looked_and_nobody_warns():
     mcmc = run(kernel)
     assert not mcmc.privacy.posterior.trusted
     assert "no release looked whether clip bounds and step sizes suit the rows" in mcmc.privacy.posterior.reasons[0]
-    assert str(mcmc.privacy).splitlines()[-2].startswith("  verdict      NOT TO BE TRUSTED")
+    assert "  verdict      NOT TO BE TRUSTED" in str(mcmc.privacy)
 
 
 @pytest.mark.nightly

@@ -47,7 +47,8 @@ def noise_of(kernel, table=(X, Y), kwargs=None):
 
 
 def seeded(model, make=DPPenalty, **options):
-    return make(model, eps=1.0, **{"prepare": False, "step_size": 0.1, "num_iterations": 4, "noise_seed": 1} | options)
+    plain = {"prepare": False} if make is DPPenalty else {}
+    return make(model, eps=1.0, **plain | {"step_size": 0.1, "num_iterations": 4, "noise_seed": 1} | options)
 
 
 @pytest.fixture(scope="module")
