@@ -1,8 +1,10 @@
 """`MCMC`: NumPyro's MCMC with the budget planned beforehand, a report afterwards, and results without data."""
 
+import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ from numpyro.infer import mcmc as numpyro_mcmc
 from tqdm.auto import tqdm
 
 from numpyro_dp.kernels.base import DPKernel
-from numpyro_dp.preparation.verdict import standing
+from numpyro_dp.preparation.verdict import some_of, standing
 from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.report import PrivacyReport
 
@@ -89,7 +91,8 @@ class MCMC(numpyro_mcmc.MCMC):
                 super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
                 jax.block_until_ready(self._last_state)
             self.sampler.settle()
-            self.sampler.judge(self._draws_of_parameters())
+            if self._collection_params["lower"] < self._collection_params["upper"]:  # not so of a warmup
+                self.sampler.judge(self._draws_of_parameters())
         finally:
             self._jit_model_args = jit_model_args
             # Also after an error or an interrupt. What remains has the shapes that ArviZ needs, and nothing private.
@@ -99,10 +102,25 @@ class MCMC(numpyro_mcmc.MCMC):
             # What a failed `warmup` asked to be collected must not be collected by the next run.
             self._set_collection_params()
 
-    def _draws_of_parameters(self) -> dict[str, jax.Array]:
-        """Chains and draws leading; without deterministic sites, which may be constants."""
+    def _draws_of_parameters(self) -> dict[str, Any]:
+        """Chains and draws leading; coordinate by coordinate where each is a parameter of its own.
+
+        Without what may be constant: deterministic sites, and sites without a free parameter. If `postprocess_fn` has
+        given them other names, all that it gives.
+        """
         draws, parameters = self._states[self._sample_field], getattr(self._last_state, self._sample_field)
-        return {name: draws[name] for name in parameters if name in draws}
+        named = {name: draws[name] for name in parameters if name in draws} if isinstance(draws, Mapping) else {}
+        if not named:
+            return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(draws)}
+        found: dict[str, Any] = {}
+        for name, values in jax.tree.map(np.asarray, named).items():
+            free = np.size(parameters[name]) // self.num_chains
+            if free > 1 and free == math.prod(values.shape[2:]):
+                by_place = {place: values[(slice(None), slice(None), *place)] for place in np.ndindex(values.shape[2:])}
+                found |= {f"{name}[{','.join(map(str, place))}]": value for place, value in by_place.items()}
+            elif free:
+                found[name] = values
+        return found
 
     def resume(self, budget: PrivacyBudget) -> None:
         """Go on with a run that was pickled, in another process or after a crash.
@@ -144,7 +162,7 @@ class MCMC(numpyro_mcmc.MCMC):
         """NumPyro's table, and under it the privacy report, whose last line says whether to believe the posterior."""
         super().print_summary(prob, exclude_deterministic)
         if still := standing(self._draws_of_parameters()):
-            print(f"A chain stood still in {', '.join(still)}: n_eff and r_hat of these mean nothing.\n")
+            print(f"A chain stood still in {some_of(still)}: n_eff and r_hat of these mean nothing.\n")
         print(self.privacy)
 
     def __getstate__(self):

@@ -86,7 +86,7 @@ class DPKernel(MCMCKernel, Algorithm):
         """
         if budget is not None:
             require_budget_type(budget)
-        self.settings = Settings(
+        self._settings = Settings(
             model=model,
             eps=eps,
             delta=delta,
@@ -95,12 +95,22 @@ class DPKernel(MCMCKernel, Algorithm):
             **settings,
         )
         name = getattr(model, "__name__", type(model).__name__)
-        self.ledger = Ledger(NoiseSource(noise_seed), budget, f"{type(self).__name__} of {name}")
+        self._ledger = Ledger(NoiseSource(noise_seed), budget, f"{type(self).__name__} of {name}")
         self._separated: dict[Any, SeparableModel] = {}
         self._layout: Layout | None = None
         self._described: dict[str, Any] | None = None
         self._of_draws: list[str] = []  # doubts about a finished run
         self.announce: Callable[[str], None] = silent  # what goes on, to who waits
+
+    @property
+    def settings(self) -> Settings:
+        """The kernel's arguments."""
+        return self._settings
+
+    @property
+    def ledger(self) -> Ledger:
+        """What may be released, and what was."""
+        return self._ledger
 
     @property
     def algorithm(self) -> Algorithm:
@@ -109,13 +119,13 @@ class DPKernel(MCMCKernel, Algorithm):
 
     def clip(self, kind: str) -> float:
         """The clip bound of a kind of release."""
-        return self.settings.clips[kind]
+        return self._settings.clips[kind]
 
     def _mechanisms(
         self, kind: str, noise_multiplier: float, num_rows: int, num_iterations: int
     ) -> tuple[Mechanism, ...]:
         """What the accountant shall see: one mechanism, or one for each iteration where the noise changes."""
-        return (self.settings.batches.mechanism(noise_multiplier, num_rows),)
+        return (self._settings.batches.mechanism(noise_multiplier, num_rows),)
 
     # -- The interface of MCMCKernel ---------------------------------------------------------------------------------
 
@@ -130,7 +140,7 @@ class DPKernel(MCMCKernel, Algorithm):
     @property
     def model(self) -> Callable:
         """The model with nothing observed: what ArviZ and `Predictive` may see without leaking outcomes."""
-        return released_model(self.settings.model)
+        return released_model(self._settings.model)
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs) -> DPState:
         """The initial state, computed without looking at the rows.
@@ -143,7 +153,7 @@ class DPKernel(MCMCKernel, Algorithm):
         self._num_warmup = num_warmup
         batch = 1 if is_prng_key(rng_key) else rng_key.shape[0]
         separated = self._admit(model_args, model_kwargs)
-        self.ledger.require(self.algorithm.releases(1, batch, resumed=True), 1, None, f"{batch} more iteration(s)")
+        self._ledger.require(self.algorithm.releases(1, batch, resumed=True), 1, None, f"{batch} more iteration(s)")
         if is_prng_key(rng_key):
             keys = random.split(rng_key, 4)
         else:
@@ -157,15 +167,15 @@ class DPKernel(MCMCKernel, Algorithm):
                 "a table that is spread over devices cannot run chain_method='parallel', for which each chain has a "
                 "device: use 'vectorized' or 'sequential'"
             )
-        if self.settings.owners is not None and not isinstance(self.settings.owners, OwnerIndex):
-            self._agree_with_other_owners(self.settings.owners, state)
+        if self._settings.owners is not None and not isinstance(self._settings.owners, OwnerIndex):
+            self._agree_with_other_owners(self._settings.owners, state)
         return state
 
     def sample(self, state: DPState, model_args, model_kwargs) -> DPState:
         """One iteration. Without a grant from the ledger the state stays as it is and says so."""
         model_kwargs = {} if model_kwargs is None else model_kwargs
         separated = self.separate(model_args, model_kwargs)
-        if not self.ledger.committed:
+        if not self._ledger.committed:
             raise RuntimeError("this kernel was not initialised: call `init` first, or use it in an MCMC")
         self._require_same_table(separated)
         target = self.target(separated, model_args, model_kwargs)
@@ -181,8 +191,8 @@ class DPKernel(MCMCKernel, Algorithm):
 
     def get_diagnostics_str(self, state: DPState) -> str:
         accept_prob = float(state.mean_accept_prob)  # of a finished iteration: by now its releases are counted
-        plan = self.ledger.plan
-        made = sum(map(sum, self.ledger.spent().values())) / sum(sum(kind.counts) for kind in plan.kinds.values())
+        plan = self._ledger.plan
+        made = sum(map(sum, self._ledger.spent().values())) / sum(sum(kind.counts) for kind in plan.kinds.values())
         budget = f"{made:.0%} of eps {plan.eps:.3g} spent" if plan.private else "not private"
         return f"{budget}, acc. prob={accept_prob:.2f}, step size {state.adapt_state.step_size:.2e}"
 
@@ -196,7 +206,9 @@ class DPKernel(MCMCKernel, Algorithm):
         :raises ValueError: if a field or a site is not there, or a starting value has another shape.
         """
         separated = self.separate(model_args, model_kwargs)
-        require_fields(extra_fields, separated.prototype)
+        public = separated.public(model_args, model_kwargs)
+        released = jax.eval_shape(separated.constrain(public.args, public.kwargs), separated.prototype)
+        require_fields(extra_fields, separated.prototype, released)
         if init_params is not None:
             require_init_params(init_params, separated, (num_chains,) if num_chains > 1 else ())
 
@@ -219,10 +231,10 @@ class DPKernel(MCMCKernel, Algorithm):
         """
         separated = self.separate(model_args, model_kwargs)
         public = separated.public(model_args, model_kwargs)
-        if not self.ledger.closed:
+        if not self._ledger.closed:
             self._take_up(separated, public)
         self._commit(separated, public, planned, num_chains)
-        self.ledger.require(
+        self._ledger.require(
             self.algorithm.releases(num_iterations, num_chains, start > 0),
             num_iterations,
             start,
@@ -243,16 +255,16 @@ class DPKernel(MCMCKernel, Algorithm):
         :raises TypeError: if `budget` is something else, which could forget what it was charged.
         """
         require_budget_type(budget)
-        if self.settings.has_exchange:
+        if self._settings.has_exchange:
             raise PrivacyBudgetError("owners in separate processes cannot resume a run: nobody sees whether all do")
-        self.ledger.resume(budget)
-        return self.ledger.first_iteration_left()
+        self._ledger.resume(budget)
+        return self._ledger.first_iteration_left()
 
     def settle(self) -> None:
         """Tell the budget of the table, if there is one, what has not been released; `numpyro_dp.MCMC` does."""
         if self._layout is not None and self._layout.num_processes > 1:  # the first one has counted
-            self.ledger.take_over(multihost_utils.broadcast_one_to_all(self.ledger.spent()))
-        self.ledger.settle()
+            self._ledger.take_over(multihost_utils.broadcast_one_to_all(self._ledger.spent()))
+        self._ledger.settle()
 
     def _admit(self, model_args: tuple, model_kwargs: dict) -> SeparableModel:
         """Check that the budget is for these arguments, and make the kernel ready for them."""
@@ -265,7 +277,7 @@ class DPKernel(MCMCKernel, Algorithm):
         self._commit(separated, public)
         self._require_same_table(separated)
         self._check_arguments(public)
-        self.ledger.bind_table(rows)
+        self._ledger.bind_table(rows)
 
         def target() -> PrivateTarget:  # no `partial`, which would show the arguments
             return self.target(separated, model_args, model_kwargs, ALL_ROWS)
@@ -275,11 +287,11 @@ class DPKernel(MCMCKernel, Algorithm):
 
     def _check_layout(self, layout: Layout) -> None:
         """Refuse to spread over devices what cannot be."""
-        if self.settings.unit is not None:
+        if self._settings.unit is not None:
             raise ValueError(
                 "a table with `unit` cannot be spread over devices, because its rows are grouped anew: keep it on one"
             )
-        if layout.num_processes > 1 and (self.ledger.budget is not None or self.settings.has_exchange):
+        if layout.num_processes > 1 and (self._ledger.budget is not None or self._settings.has_exchange):
             raise ValueError(
                 "several processes that share a table cannot charge a `budget` or exchange sums with other owners, "
                 "because each of them would. Leave these out, and count this run's eps by hand"
@@ -299,13 +311,13 @@ class DPKernel(MCMCKernel, Algorithm):
             return self.is_spread
         rows = _private_leaves(self.separate(model_args, model_kwargs), model_args, model_kwargs)
         size = sum(getattr(row, "nbytes", 0) for row in rows)
-        return self.is_spread or (size > _LARGE_TABLE and self.settings.unit is None)
+        return self.is_spread or (size > _LARGE_TABLE and self._settings.unit is None)
 
     def _require_same_table(self, separated: SeparableModel) -> None:
         """Refuse a table of which the budget says, without looking at the rows, that it is another one."""
-        if separated.identity != self.ledger.plan.unit:  # a run that is resumed has grouped its rows anew
+        if separated.identity != self._ledger.plan.unit:  # a run that is resumed has grouped its rows anew
             raise ValueError("other rows belong together here than when this run began (`unit=`): pass the same column")
-        self.ledger.require_size(separated.num_rows)
+        self._ledger.require_size(separated.num_rows)
 
     # What a subclass may do beside. It never gets the table: of private arguments it sees placeholders.
 
@@ -346,7 +358,7 @@ class DPKernel(MCMCKernel, Algorithm):
     def privacy(self) -> PrivacyReport:
         """The guarantee and what it rests on, see `PrivacyReport`. Known once the kernel has been initialised."""
         jax.effects_barrier()  # chains may still be running: count what they have released
-        if self._described is None or not self.ledger.committed:
+        if self._described is None or not self._ledger.committed:
             raise RuntimeError("there is no guarantee yet: it is fixed when the run starts. Call `run` first")
         return report(self, self._described)
 
@@ -356,7 +368,7 @@ class DPKernel(MCMCKernel, Algorithm):
 
     def describe_posterior(self) -> str:
         """What the draws are draws of."""
-        tempered = "tempered " if self.settings.is_tempered else ""
+        tempered = "tempered " if self._settings.is_tempered else ""
         return f"a chain on the {tempered}posterior; see what it assumes"
 
     def doubts(self) -> list[str]:
@@ -384,7 +396,7 @@ class DPKernel(MCMCKernel, Algorithm):
             f"{self.clip('ratio'):g} per unit of distance in {self._space}; beyond that it is flattened"
             + (
                 ""
-                if isinstance(self.settings.batches, AllRows)
+                if isinstance(self._settings.batches, AllRows)
                 else "; and as far as the estimates from batches are normal, with a variance of about 1 or less"
             )
         )
@@ -397,10 +409,10 @@ class DPKernel(MCMCKernel, Algorithm):
         num_chains: int | None = None,
     ) -> None:
         """Fix the plan: of the kernel's own `num_iterations` and `num_chains`, or else as MCMC has planned."""
-        settings = self.settings
+        settings = self._settings
         if settings.num_iterations is not None:
             planned, num_chains = settings.num_iterations, settings.num_chains
-        if self.ledger.committed and (planned is None or not self.ledger.untouched):
+        if self._ledger.committed and (planned is None or not self._ledger.untouched):
             return
         if planned is None or num_chains is None:
             raise ValueError(
@@ -426,13 +438,13 @@ class DPKernel(MCMCKernel, Algorithm):
             plan = plan_for_noise(noise_multipliers=settings.given_noise_multipliers, **common)
         plan = dataclasses.replace(plan, unit=separated.identity)
         self._check_plan(plan, n)
-        if self.ledger.budget is not None:
-            self.ledger.budget.require(plan)
+        if self._ledger.budget is not None:
+            self._ledger.budget.require(plan)
         described = describe_table(settings, separated)
         context = [type(self).__name__, self._asked_by()]
-        if self.ledger.reproducible and not self.ledger.closed:
+        if self._ledger.reproducible and not self._ledger.closed:
             context.append(self._fingerprint(separated, public))
-        self.ledger.commit(plan, repr(tuple(context)))
+        self._ledger.commit(plan, repr(tuple(context)))
         self._described = described
         self._warn_if_hopeless(plan, separated.num_params)
 
@@ -443,7 +455,7 @@ class DPKernel(MCMCKernel, Algorithm):
             return
         if not isinstance(ratio.mechanisms[0], Gaussian):  # of all rows
             return
-        slope = tight_slope(plan.num_rows, size, self.settings.power_for(plan.num_rows))
+        slope = tight_slope(plan.num_rows, size, self._settings.power_for(plan.num_rows))
         tau, iterations = ratio.mechanisms[0].noise_multiplier, plan.num_iterations * plan.num_chains
         draws, without_noise = most_draws(size, slope, tau, iterations, "grad" in plan.kinds)
         if draws < FEW_DRAWS and draws < without_noise / 10:
@@ -462,7 +474,7 @@ class DPKernel(MCMCKernel, Algorithm):
         def wanted(kind: str, count: int) -> Wanted:
             mechanisms = partial(self._mechanisms, kind, num_rows=num_rows, num_iterations=num_iterations)
             stages = len(mechanisms(1.0))
-            return Wanted(mechanisms, (count // stages,) * stages, self.settings.shares[kind])
+            return Wanted(mechanisms, (count // stages,) * stages, self._settings.shares[kind])
 
         counts = self.releases(num_iterations, num_chains)
         return {kind: wanted(kind, count) for kind, count in counts.items()}
@@ -473,7 +485,7 @@ class DPKernel(MCMCKernel, Algorithm):
     def _asked_by(self) -> list[tuple[str, Any]]:
         """Everything about the kernel that decides what it asks of the table, but for the model and the plan."""
         own = vars(self).items()
-        return [*self.settings.plain, *sorted((name, x) for name, x in own if is_plain(x) and name not in _NOT_ASKED)]
+        return [*self._settings.plain, *sorted((name, x) for name, x in own if is_plain(x) and name not in _NOT_ASKED)]
 
     def _fingerprint(self, separated: SeparableModel, public: PublicArguments) -> str:
         """A hash of what else decides what is asked of the table: the model, its public values, the mass matrix.
@@ -481,7 +493,7 @@ class DPKernel(MCMCKernel, Algorithm):
         Of private arguments it knows shapes and dtypes only. Where a chain starts is in its state (`DPState.origin`).
         """
         with jax.ensure_compile_time_eval():  # constants stay constants in chains that run in parallel
-            return fingerprint(self._queries(separated, public), (public.leaves, self.settings.inverse_mass_matrix))
+            return fingerprint(self._queries(separated, public), (public.leaves, self._settings.inverse_mass_matrix))
 
     def _queries(self, separated: SeparableModel, public: PublicArguments) -> list[tuple[Callable, tuple]]:
         """The functions of which sums are released or which decide where, with arguments of the right shapes."""
@@ -496,7 +508,7 @@ class DPKernel(MCMCKernel, Algorithm):
         """
         :param batches: of its releases, if they are not the kernel's own.
         """
-        plan = self.ledger.plan
+        plan = self._ledger.plan
         at_hand = not _traced((args, kwargs))
         with jax.ensure_compile_time_eval() if at_hand else nullcontext():
             rows = separated.rows(args, kwargs)
@@ -506,10 +518,10 @@ class DPKernel(MCMCKernel, Algorithm):
             private=plan.private,
             rows_per_unit=separated.rows_per_unit,
             public_places=separated.has_public_places,
-            batches=self.settings.batches if batches is None else batches,
-            owners=self.settings.owners,
+            batches=self._settings.batches if batches is None else batches,
+            owners=self._settings.owners,
             layout=self._layout,
-            ledger=self.ledger,
+            ledger=self._ledger,
             at_hand=at_hand,
         )
         target = PrivateTarget(
@@ -518,7 +530,7 @@ class DPKernel(MCMCKernel, Algorithm):
             separated.row_log_density(args, kwargs),
             num_params=separated.num_params,
             num_rows=separated.num_rows,
-            power=self.settings.power_for(separated.num_rows),
+            power=self._settings.power_for(separated.num_rows),
         )
         return self._ready(target)
 
@@ -529,7 +541,7 @@ class DPKernel(MCMCKernel, Algorithm):
                 "owners in separate processes cannot run chain_method='parallel': use 'vectorized' or 'sequential'"
             )
         own = ("eps", "delta", "noise_multipliers")  # these may differ from owner to owner
-        plan = self.ledger.plan
+        plan = self._ledger.plan
         settings = (
             [item for item in self._asked_by() if item[0] not in own],
             (plan.num_iterations, self._num_warmup, plan.num_chains, plan.neighboring_relation, type(self).__name__),
@@ -558,7 +570,7 @@ class DPKernel(MCMCKernel, Algorithm):
             )
 
         # An exchange with other owners cannot be in a branch, so it looks itself whether it may send.
-        if self.settings.has_exchange:
+        if self._settings.has_exchange:
             moved = jax.tree.map(partial(jnp.where, grant.granted), move(grant), stay())
         else:
             moved = grant.cond(move, stay)
@@ -591,10 +603,10 @@ class DPKernel(MCMCKernel, Algorithm):
         if not shapes:
             return Grant(jnp.array(True), {})
         return ask_ledger(
-            self.ledger,
+            self._ledger,
             {kind: (request[kind], shape) for kind, shape in shapes.items()},
-            batches=self.settings.batches,
-            owners=self.settings.owners,
+            batches=self._settings.batches,
+            owners=self._settings.owners,
             num_rows=num_rows,
             witness=witness_of((state._replace(rng_key=None), traced)),
             nonce_key=nonce_key,
@@ -606,15 +618,15 @@ class DPKernel(MCMCKernel, Algorithm):
     def _adapter(self):
         return warmup_adapter(
             self._num_warmup,
-            adapt_step_size=self.settings.adapt_step_size,
-            adapt_mass_matrix=self.settings.adapt_mass_matrix,
-            dense_mass=self.settings.dense_mass,
-            target_accept_prob=self.settings.target_accept_prob,
+            adapt_step_size=self._settings.adapt_step_size,
+            adapt_mass_matrix=self._settings.adapt_mass_matrix,
+            dense_mass=self._settings.dense_mass,
+            target_accept_prob=self._settings.target_accept_prob,
         )
 
     def _adapt(self, i: jax.Array, accept_prob: jax.Array, z: jax.Array, adapt_state: Any) -> Any:
         """NumPyro's warmup adaptation, fed with released values only, hence free post-processing."""
-        if self._num_warmup == 0 or not (self.settings.adapt_step_size or self.settings.adapt_mass_matrix):
+        if self._num_warmup == 0 or not (self._settings.adapt_step_size or self._settings.adapt_mass_matrix):
             return adapt_state
         _, update = self._adapter()
         return lax.cond(i < self._num_warmup, lambda: update(i, accept_prob, (z,), adapt_state), lambda: adapt_state)
@@ -634,7 +646,7 @@ class DPKernel(MCMCKernel, Algorithm):
             (z,),
             adapt_key,  # for a step size search, which there is none of: it would look at the rows
             step_size=jnp.asarray(self._initial_step_size(separated.num_rows), z.dtype),
-            inverse_mass_matrix=flat_mass_matrix(self.settings, separated, z.dtype),
+            inverse_mass_matrix=flat_mass_matrix(self._settings, separated, z.dtype),
             mass_matrix_size=z.size,
         )._replace(rng_key=None)
         # Of a released start the last bits depend on how rows are added up, and nothing else about it is free.
@@ -643,26 +655,26 @@ class DPKernel(MCMCKernel, Algorithm):
         return initial_state(params, z.dtype, adapt_state, carry, rng_key, origin)
 
     def _initial_step_size(self, num_rows: int) -> float:
-        given = self.settings.step_size
-        return self.settings.width_for(num_rows) if given is None else given
+        given = self._settings.step_size
+        return self._settings.width_for(num_rows) if given is None else given
 
     def _initial_params(self, rng_key, init_params, separated: SeparableModel, public: PublicArguments) -> dict:
-        return initial_params(self.settings, rng_key, init_params, separated, public.args, public.kwargs)
+        return initial_params(self._settings, rng_key, init_params, separated, public.args, public.kwargs)
 
     def separate(self, args: tuple, kwargs: dict) -> SeparableModel:
         """The model for arguments of these shapes: checked once, and again only for other shapes."""
         known = separated = self._known(args, kwargs)
         if separated is None:
-            options = self.settings.row_plate, self.settings.private_args, self.settings.table_size_is_public
-            separated = separate(self.settings.model, args, kwargs, *options)
-            if self.settings.unit is not None:
-                are_counted = self.settings.size_is_public
+            options = self._settings.row_plate, self._settings.private_args, self._settings.table_size_is_public
+            separated = separate(self._settings.model, args, kwargs, *options)
+            if self._settings.unit is not None:
+                are_counted = self._settings.size_is_public
                 separated = group_rows(
-                    separated, self.settings.unit, args, kwargs, self.settings.max_rows_per_unit, are_counted
+                    separated, self._settings.unit, args, kwargs, self._settings.max_rows_per_unit, are_counted
                 )
             self._separated[_signature(args, kwargs)] = separated
-        elif isinstance(self.settings.unit, str):
-            require_same_groups(separated, self.settings.unit, args, kwargs)
+        elif isinstance(self._settings.unit, str):
+            require_same_groups(separated, self._settings.unit, args, kwargs)
         self._see(separated, separated.public(args, kwargs), known is None)
         return separated
 

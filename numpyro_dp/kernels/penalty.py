@@ -50,7 +50,7 @@ class DPPenalty(RandomWalk, PreparedKernel):
     composition of `numpyro_dp.privacy.accounting`).
 
     :param model: a NumPyro model whose arguments hold the table, see `numpyro_dp.model.separate.separate`.
-    :param eps: budget of the whole run. ``inf`` runs without noise, and says that it is not private.
+    :param eps: budget of the whole run. ``inf`` runs with hardly any noise, and says that it is not private.
     :param delta: default ``0.1 / n`` under replace-one; to be given under add/remove.
     :param prepare: how the walk is prepared: a `numpyro_dp.Preparation`, True for the default one (as is None), False
         for none. A prepared walk moves in whitened coordinates with private clip bounds, and has no step size to

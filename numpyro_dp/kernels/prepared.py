@@ -32,7 +32,7 @@ from numpyro_dp.model.symmetry import Symmetry, find_symmetries
 from numpyro_dp.model.synthetic import synthetic_rows
 from numpyro_dp.preparation.chains import CHAINS, Chain, OwnChain, Prepared
 from numpyro_dp.preparation.derivatives import Survey, has_kinks, is_centred
-from numpyro_dp.preparation.fund import RESERVE, Fund, Wish
+from numpyro_dp.preparation.fund import RESERVE, Fund, Wish, tell
 from numpyro_dp.preparation.last_release import last_releases, recentred
 from numpyro_dp.preparation.options import Preparation, require_draws, require_hope, warn_if_blurred
 from numpyro_dp.preparation.row_slopes import SLOPE_GRID, find_slope
@@ -263,7 +263,7 @@ class PreparedKernel(DPKernel):
             return
         self._take_up(separated, public)
         if self._chain is None:
-            self.announce("preparing: reading the model")
+            tell(self.announce, "preparing: reading the model")
             with _now():
                 search = self.begin_search(separated, public, target)
                 prepared = self.search(search)

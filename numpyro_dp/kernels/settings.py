@@ -1,6 +1,7 @@
 """What the user asks of a kernel: checked once, without a table, and frozen."""
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -168,6 +169,8 @@ class Settings:
         """Those of which the values decide what is asked of a table; the plan has its length and the chains."""
         of_the_plan = ("num_iterations", "num_chains", "shared")
         named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if isinstance(self.owners, OwnerIndex):  # of a long array `repr` shows the ends
+            named["owners"] = hashlib.sha256(self.owners.of_row.tobytes()).hexdigest(), self.owners.num_owners
         return sorted((name, value) for name, value in named.items() if is_plain(value) and name not in of_the_plan)
 
     @property

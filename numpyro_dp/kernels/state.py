@@ -102,22 +102,31 @@ def require_init_params(init_params: Any, separated: SeparableModel, chains: tup
         )
 
 
-def require_fields(extra_fields: Any, sites: Collection[str]) -> None:
-    """
-    :raises ValueError: if one of the fields that a run shall collect is none of the state's.
+def require_fields(extra_fields: Any, sites: Collection[str], released: Collection[str]) -> None:
+    """Refuse fields that no state has. What is within `carry` depends on the algorithm, and is not checked.
+
+    :param sites: unconstrained ones, which the state holds.
+    :param released: those that the draws have, from which ``~z.site`` takes one out.
+    :raises ValueError: naming the field, and what there is.
     """
     if not isinstance(extra_fields, tuple | list):
         raise ValueError(f"extra_fields must be a tuple of names, such as ('accept_prob',), got {extra_fields!r}")
-    known = {"": DPState._fields, "z": tuple(sites), "adapt_state": HMCAdaptState._fields}
     for field in extra_fields:
         first, *rest = field.removeprefix("~").split(".")
-        for within, name in (("", first), (first, rest[0] if rest else None)):
-            if name is not None and within in known and name not in known[within]:
-                of = f"the state's `{within}`" if within else "the state"
-                raise ValueError(
-                    f"extra_fields names {field!r}, but {of} has {', '.join(known[within])}. What NumPyro's kernels "
-                    "show beside, as the potential energy, would tell about the rows"
-                )
+        if field.startswith("~"):
+            known, is_there = [f"~z.{site}" for site in released], first == "z" and rest and rest[0] in released
+        elif first not in DPState._fields or not rest:
+            known, is_there = [*DPState._fields], first in DPState._fields
+        elif first == "carry":
+            continue
+        else:
+            within = {"z": sites, "adapt_state": HMCAdaptState._fields}.get(first, ())
+            known, is_there = [f"{first}.{name}" for name in within] or [first], rest[0] in within
+        if not is_there or len(rest) > 1:
+            raise ValueError(
+                f"extra_fields names {field!r}, which is not there; there is {', '.join(known)}. What NumPyro's "
+                "kernels show beside, as the potential energy, would tell about the rows"
+            )
 
 
 def flat_mass_matrix(settings: Settings, separated: SeparableModel, dtype: Any) -> jax.Array | None:

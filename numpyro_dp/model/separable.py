@@ -255,10 +255,14 @@ class SeparableModel:
 
     def public(self, args: tuple, kwargs: dict) -> PublicArguments:
         """The arguments for who must not see the table."""
-        leaves = jax.tree.leaves((args, kwargs))
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        supply = iter(placeholder_rows(self.arguments))
+        # As they were passed: in a trace, an array of NumPy's that is converted is traced from then on.
+        seen = [next(supply) if a.private else leaf for leaf, a in zip(leaves, self.arguments, strict=True)]
         public = [leaf for leaf, a in zip(leaves, self.arguments, strict=True) if not a.private]
         at_hand = not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
-        return PublicArguments(*self.without_private(args, kwargs), public, at_hand)
+        seen_args, seen_kwargs = jax.tree.unflatten(treedef, seen)
+        return PublicArguments(seen_args, seen_kwargs, public, at_hand)
 
     def without_private(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """The same arguments with one placeholder row in the place of the private rows."""

@@ -7,6 +7,7 @@ committed, whatever was released, the whole is as private as one Gaussian releas
 enforces it: each stage is assigned from what is left, and one that would cost more is refused.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -21,6 +22,12 @@ RESERVE = "reserve"
 
 def silent(text: str) -> None:
     """Announces nothing."""
+
+
+def tell(announce: Callable[[str], None], text: str) -> None:
+    """What is paid for must not be lost because nobody can be told."""
+    with contextlib.suppress(Exception):
+        announce(text)
 
 
 class Wish(NamedTuple):
@@ -73,7 +80,7 @@ class Fund:
 
     def ask(self, **wishes: Wish) -> dict[str, Draw]:
         """Leave for a stage of releases: of each kind, a draw with a slot for each release."""
-        self._announce(f"preparing, stage {self._stage + 1}: {', '.join(wishes).replace('_', ' ')}")
+        tell(self._announce, f"preparing, stage {self._stage + 1}: {', '.join(wishes).replace('_', ' ')}")
         names = {kind: f"{kind.replace('_', ' ')} {self._stage + 1}" for kind in wishes}
         self.assign(
             {

@@ -248,6 +248,11 @@ def standing(draws: Mapping[str, Any]) -> list[str]:
     return [name for name, leaf in long_enough.items() if (np.ptp(leaf, axis=1) == 0).all(-1).any()]
 
 
+def some_of(names: Sequence[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def _by_site(draws: Mapping[str, Any]) -> dict[str, np.ndarray]:
     arrays = {name: np.asarray(leaf, float) for name, leaf in draws.items()}
     return {name: leaf.reshape(*leaf.shape[:2], -1) for name, leaf in arrays.items() if leaf.size}
@@ -267,7 +272,7 @@ def unmixed(draws: Mapping[str, Any]) -> list[str]:
         return ["four draws at least tell whether chains have converged"]
     if still := standing(draws):
         return [
-            f"a chain stood still: all of its draws of {', '.join(still)} are one point, so R-hat and effective sizes "
+            f"a chain stood still: all of its draws of {some_of(still)} are one point, so R-hat and effective sizes "
             "mean nothing. Shorter steps or a larger eps would let it move; `DPHMC`'s default has no such chain"
         ]
     with np.errstate(all="ignore"):

@@ -183,7 +183,7 @@ def _repeat(kernel: DPKernel, table: tuple, run: _Run, trials: int) -> tuple[np.
         return _repeat_chains(kernel, table, run, trials)
     finally:
         if kernel.ledger.committed:  # whoever has kept the kernel has no noise without end
-            plan, kernel.ledger = kernel.ledger.plan, Ledger(None)
+            plan, kernel._ledger = kernel.ledger.plan, Ledger(None)
             kernel.ledger.commit(plan)
 
 
@@ -192,7 +192,7 @@ def _repeat_chains(kernel: DPKernel, table: tuple, run: _Run, trials: int) -> tu
     args, kwargs = table
     kernel.require_budget(run.num_iterations, run.num_chains, args, kwargs, run.num_iterations)
     plan = kernel.ledger.plan
-    kernel.ledger = _Repeated(plan, kernel.ledger._noise)
+    kernel._ledger = _Repeated(plan, kernel.ledger._noise)
     separated = kernel.separate(args, kwargs)
     keys = random.split(run.rng_key, run.num_chains)
     params = run.init_params
@@ -232,7 +232,7 @@ def _repeat_preparations(kernel: PreparedKernel, table: tuple, run: _Run, trials
     args, kwargs = table
     kernel.require_budget(run.num_iterations, run.num_chains, args, kwargs, run.num_iterations)
     plan, noise = kernel.ledger.plan, kernel.ledger._noise
-    kernel.ledger = ledger = _Repeated(plan, noise)
+    kernel._ledger = ledger = _Repeated(plan, noise)
     separated = kernel.separate(args, kwargs)
     target = partial(kernel.target, separated, args, kwargs, ALL_ROWS)
     search = kernel.begin_search(separated, separated.public(args, kwargs), target)

@@ -386,7 +386,7 @@ def test_one_trace_for_all_iterations_and_runs(make):
         model(X, y)
 
     kernel = make(eps=5.0, num_iterations=20)
-    kernel.settings = dataclasses.replace(kernel.settings, model=counted)
+    kernel._settings = dataclasses.replace(kernel.settings, model=counted)
     mcmc = MCMC(kernel, num_warmup=2, num_samples=8, progress_bar=False, jit_model_args=True)
     mcmc.run(jax.random.key(0), X, y=Y)
     first = len(traces)
@@ -539,9 +539,17 @@ def test_stock_mcmc_needs_the_plan():
 @pytest.mark.parametrize(
     ("typo", "message"),
     [
-        ({"extra_fields": ("potential_energy",)}, "extra_fields names 'potential_energy', but the state has i, z, "),
-        ({"extra_fields": ("accept_prob", "~z.c")}, "names '~z.c', but the state's `z` has b, scale"),
-        ({"extra_fields": ("adapt_state.stepsize",)}, "the state's `adapt_state` has step_size, "),
+        (
+            {"extra_fields": ("potential_energy",)},
+            "extra_fields names 'potential_energy', which is not there; there is i, z, ",
+        ),
+        (
+            {"extra_fields": ("accept_prob", "~z.c")},
+            "names '~z.c', which is not there; there is ~z.b, ~z.odds, ~z.scale",
+        ),
+        ({"extra_fields": ("adapt_state.stepsize",)}, "there is adapt_state.step_size, "),
+        ({"extra_fields": ("~accepted",)}, "names '~accepted', which is not there; there is ~z.b"),
+        ({"extra_fields": ("accepted.foo",)}, "names 'accepted.foo', which is not there; there is accepted"),
         ({"extra_fields": "accept_prob"}, "must be a tuple of names"),
         ({"init_params": {"b": jnp.zeros((2, D))}}, "init_params must hold unconstrained values of shapes"),
         ({"init_params": {"b": jnp.zeros(D), "scale": jnp.zeros(())}}, "a leading axis for the chains"),
@@ -570,11 +578,39 @@ def test_whatever_the_rows_the_report_says_what_becomes_of_missing_values():
 def test_a_chain_that_stands_still_is_flagged(capsys):
     kernel = DPPenalty(model, eps=1.0, prepare=False, clip_ratio=1.0, step_size=100.0, adapt_step_size=False)
     mcmc = MCMC(kernel, num_warmup=0, num_samples=20, num_chains=2, chain_method="vectorized", progress_bar=False)
-    with pytest.warns(PosteriorWarning, match="the posterior is off: a chain stood still: all of its draws of b, "):
+    with pytest.warns(PosteriorWarning, match="the posterior is off: a chain stood still: all of its draws of b"):
         mcmc.run(jax.random.key(0), X, y=Y)
     assert any("stood still" in reason for reason in mcmc.privacy.posterior.reasons)
     mcmc.print_summary()
-    assert "A chain stood still in b, scale: n_eff and r_hat of these mean nothing." in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "A chain stood still in b[0], b[1], b[2], scale: n_eff and r_hat of these mean nothing." in shown
+
+
+def test_what_cannot_move_is_not_standing(recwarn):
+    def model(y=None):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        numpyro.sample("whole", dist.Dirichlet(jnp.ones(1)))
+        numpyro.deterministic("constant", jnp.ones(2))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    kernel = DPPenalty(model, eps=500.0, prepare=False, clip_ratio=3.0)
+    mcmc = MCMC(kernel, num_warmup=20, num_samples=40, progress_bar=False)
+    table = np.zeros(30)
+    mcmc.warmup(jax.random.key(0), table)
+    mcmc.run(jax.random.key(1), table)
+    assert not any("stood still" in reason for reason in mcmc.privacy.posterior.reasons)
+    assert not [w for w in recwarn if issubclass(w.category, PosteriorWarning)]
+
+
+def test_draws_of_other_names_are_judged_too():
+    def rename(draws):
+        return {"all": jnp.zeros_like(draws["b"])}
+
+    kernel = penalty(eps=500.0)
+    mcmc = MCMC(kernel, num_warmup=5, num_samples=20, postprocess_fn=rename, progress_bar=False)
+    with pytest.warns(PosteriorWarning, match="stood still: all of its draws of \\['all'\\] are one point"):
+        mcmc.run(jax.random.key(0), X, y=Y)
 
 
 def test_explicit_noise_multipliers():

@@ -69,6 +69,14 @@ def test_what_is_left_falls_by_what_is_spent():
     assert composed_eps(flat_releases(ledger.plan.kinds), DELTA, "replace_one") <= EPS
 
 
+def test_who_cannot_be_told_loses_nothing():
+    def broken(text):
+        raise BrokenPipeError(text)
+
+    fund = Fund(ledger_of(), broken)
+    assert fund.ask(bounds=Wish(fund.left / 2, 3)).keys() == {"bounds"}
+
+
 def test_stages_whose_price_follows_from_what_was_released_cost_no_more_than_the_plan():
     """Prices that only the noise decides, until one is refused."""
     for seed in range(20):
