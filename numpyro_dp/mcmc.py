@@ -79,6 +79,7 @@ class MCMC(numpyro_mcmc.MCMC):
         resumed = self._warmup_state
         steps = self._collection_params["upper"] if resumed is None else self.num_samples
         start = 0 if resumed is None else max(1, int(np.max(resumed.i)))
+        collects = resumed is not None or self._collection_params["lower"] < self._collection_params["upper"]
         planned = self.num_warmup + self.num_samples
         jit_model_args = self._jit_model_args
         try:
@@ -91,7 +92,7 @@ class MCMC(numpyro_mcmc.MCMC):
                 super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
                 jax.block_until_ready(self._last_state)
             self.sampler.settle()
-            if self._collection_params["lower"] < self._collection_params["upper"]:  # not so of a warmup
+            if collects:
                 self.sampler.judge(self._draws_of_parameters())
         finally:
             self._jit_model_args = jit_model_args

@@ -24,6 +24,7 @@ from numpyro_dp import (
     DPSGNHT,
     MCMC,
     DPBarker,
+    DPExponentialFamily,
     DPPenalty,
     FixedBatches,
     PoissonBatches,
@@ -584,6 +585,26 @@ def test_a_chain_that_stands_still_is_flagged(capsys):
     mcmc.print_summary()
     shown = capsys.readouterr().out
     assert "A chain stood still in b[0], b[1], b[2], scale: n_eff and r_hat of these mean nothing." in shown
+
+
+@pytest.mark.parametrize("kernel", [DPHMC, DPExponentialFamily, DPPenalty])
+def test_a_public_array_of_numpy_has_values_in_chains_that_run_in_parallel(kernel):
+    """Such chains are initialised in a trace, in which an array that is converted is traced."""
+
+    def model(y, loc):
+        mu = numpyro.sample("mu", dist.Normal(loc[0], 1))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=mu), obs=y)
+
+    options = {DPHMC: {"prepare": Preparation(force=True)}, DPExponentialFamily: {}, DPPenalty: {"prepare": False}}
+    made = kernel(model, eps=20.0, num_iterations=12, num_chains=2, noise_seed=1, **options[kernel])
+    table, loc = np.arange(400) % 2, np.array([0.5])
+    if kernel is DPHMC:
+        made.prepare(table, loc=loc)
+    stock = numpyro.infer.MCMC(made, num_warmup=2, num_samples=4, num_chains=2, progress_bar=False)
+    for seed in range(2):
+        stock.run(jax.random.key(seed), table, loc=loc)
+        assert stock.get_samples()["mu"].shape == (8,)
 
 
 def test_what_cannot_move_is_not_standing(recwarn):

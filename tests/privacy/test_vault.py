@@ -760,6 +760,18 @@ def test_what_kernels_add_sees_placeholders_in_the_place_of_the_table(kernel, mo
     assert not [x for x in leaves if isinstance(x, functools.partial)]  # which shows its arguments
 
 
+def test_what_a_kernel_may_release_cannot_be_exchanged_by_a_public_name():
+    class Swaps(DPPenalty):
+        def _prepare(self, separated, public, target):
+            self.ledger = Ledger(None)
+
+    for name in ("ledger", "settings"):
+        with pytest.raises(AttributeError):
+            setattr(DPPenalty(model, eps=1.0, prepare=False), name, None)
+    with pytest.raises(AttributeError):
+        one_step(Swaps)
+
+
 def test_a_preparation_cannot_spend_more_than_its_reserve():
     ledger = Ledger(NoiseSource())
     wanted = {"reserve": Wanted(lambda multiplier: (Gaussian(multiplier),), (1,))}
