@@ -13,7 +13,7 @@ ALLOWED = {
     "arviz.py": {"_args", "_kwargs"},  # of NumPyro's MCMC
     "plots.py": {"_repr_png_"},  # of IPython
     "privacy/release.py": {"_mechanism", "_with", "_take", "_take_one", "_closed", "_opened"},  # of draws.py: one lock
-    "tools/auditing.py": {"_noise"},  # of the ledger that it derives from
+    "tools/auditing.py": {"_ledger", "_noise"},  # it puts a ledger of its own in the place of the kernel's
 }
 
 
@@ -22,13 +22,10 @@ def foreign_private_names(path: Path) -> set[str]:
     nodes = list(ast.walk(tree))
     imported = {name.name for node in nodes if isinstance(node, ast.ImportFrom) for name in node.names}
     mine = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    mine |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    attributes = [(node, ast.unparse(node.value)) for node in nodes if isinstance(node, ast.Attribute)]
+    mine |= {node.attr for node, of in attributes if isinstance(node.ctx, ast.Store) and of in ("self", "cls", "own")}
     mine |= {node.target.id for node in nodes if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
-    used = {
-        node.attr
-        for node in nodes
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls", "super()")
-    }
+    used = {node.attr for node, of in attributes if of not in ("self", "cls", "super()")}
     private = {name for name in imported | (used - mine) if name.startswith("_") and not name.startswith("__")}
     return private - NAMEDTUPLE
 

@@ -381,8 +381,12 @@ class DPKernel(MCMCKernel, Algorithm):
         :param draws: of each site, chains and draws leading.
         """
         self._of_draws = unmixed(draws)
-        if standing(draws):
-            warnings.warn(f"the posterior is off: {self._of_draws[0]}", PosteriorWarning, stacklevel=3)
+        if found := self._warning(draws):
+            warnings.warn(found, PosteriorWarning, stacklevel=3)
+
+    def _warning(self, draws: Any) -> str:
+        """What `judge` warns of; nothing if it is empty."""
+        return f"the posterior is off: {self._of_draws[0]}" if standing(draws) else ""
 
     @property
     def _space(self) -> str:

@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import math
 import pickle
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, cast
@@ -39,12 +38,11 @@ from numpyro_dp.preparation.row_slopes import SLOPE_GRID, find_slope
 from numpyro_dp.preparation.search import Found, NormalPrior, place_of, rough_normal, search
 from numpyro_dp.preparation.start import start_near
 from numpyro_dp.preparation.steps import find_steps
-from numpyro_dp.preparation.verdict import FIT_SHARE, check, find_mirror, reasons, unmixed
+from numpyro_dp.preparation.verdict import FIT_SHARE, check, find_mirror, reasons
 from numpyro_dp.privacy.accounting import gaussian_rho, noise_multiplier_for
 from numpyro_dp.privacy.ledger import PrivacyBudgetError, Releases, Wanted
 from numpyro_dp.privacy.mechanisms import Gaussian, Mechanism, bounds_per_row
 from numpyro_dp.privacy.sharding import Layout
-from numpyro_dp.report import PosteriorWarning
 
 PRIOR_DRAWS = 1000
 RHO_WITHOUT_PRIVACY = 1e6
@@ -214,13 +212,11 @@ class PreparedKernel(DPKernel):
             )
         return found + self._of_draws
 
-    def judge(self, draws: Any) -> None:
+    def _warning(self, draws: Any) -> str:
         if self.preparation is None:
-            super().judge(draws)
-            return
-        self._of_draws = unmixed(draws)
-        if not self.preparation.force and (doubts := self.doubts()):
-            warnings.warn(f"the posterior may be off: {'; '.join(doubts)}", PosteriorWarning, stacklevel=3)
+            return super()._warning(draws)
+        doubts = [] if self.preparation.force else self.doubts()
+        return f"the posterior may be off: {'; '.join(doubts)}" if doubts else ""
 
     # -- The preparation ---------------------------------------------------------------------------------------------
 

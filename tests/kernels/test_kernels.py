@@ -616,11 +616,12 @@ def test_what_cannot_move_is_not_standing(recwarn):
         with numpyro.plate("rows", y.shape[0]):
             numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
 
-    kernel = DPPenalty(model, eps=500.0, prepare=False, clip_ratio=3.0)
-    mcmc = MCMC(kernel, num_warmup=20, num_samples=40, progress_bar=False)
+    kernel = DPPenalty(model, eps=5000.0, prepare=False, clip_ratio=3.0, noise_seed=0)
+    mcmc = MCMC(kernel, num_warmup=20, num_samples=200, progress_bar=False)
     table = np.zeros(30)
     mcmc.warmup(jax.random.key(0), table)
     mcmc.run(jax.random.key(1), table)
+    assert np.ptp(mcmc.get_samples()["mu"]) > 0
     assert not any("stood still" in reason for reason in mcmc.privacy.posterior.reasons)
     assert not [w for w in recwarn if issubclass(w.category, PosteriorWarning)]
 
