@@ -314,7 +314,7 @@ PLANTED = {
     "a warning": "warnings",
     "a printed text": "text",
     "a log record": "log",
-    "the ledger": r"kernel\.ledger\._salt",
+    "the ledger": r"kernel\._ledger\._salt",
     "a closure": r"kernel\._later\.value",
     "a property": r"properties of the kernel\['typical'\]",
     "the report": r"report\.unit",
