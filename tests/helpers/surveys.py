@@ -73,12 +73,13 @@ def cut_of(density, drawn=None, size=M):
     return Cut(size, True, tuple("abcdefgh"[:size]), lambda z: z, density, drawn)
 
 
-def survey_of(rows, density=logistic, relation="replace_one", power=POWER, can_draw=True, is_smooth=True):
+def survey_of(rows, density=logistic, relation="replace_one", power=POWER, can_draw=True, is_smooth=True, ledger=None):
     """
     :param can_draw: whether the survey is told how outcomes are drawn.
+    :param ledger: whose draws are taken; None for draws that a test makes.
     """
     rows = tuple(jnp.asarray(part, jnp.result_type(float)) for part in rows)
-    vault = Vault(rows, neighboring_relation=relation)
+    vault = Vault(rows, neighboring_relation=relation, ledger=ledger)
     target = PrivateTarget(vault, lambda z: -z @ z / 2, density, num_params=M, num_rows=len(rows[0]), power=power)
     return Survey(target, cut_of(density, DRAWN[density] if can_draw else None), is_smooth)
 

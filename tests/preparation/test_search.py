@@ -24,6 +24,7 @@ from numpyro_dp.preparation.search import (
     Found,
     NormalPrior,
     Round,
+    _first_frame,
     _known,
     _length,
     _next_frame,
@@ -35,7 +36,7 @@ from numpyro_dp.preparation.search import (
     search,
     within_reason,
 )
-from tests.helpers.surveys import Parabola, fund_of, positive, spent_by
+from tests.helpers.surveys import Parabola, fund_of, positive, spent_by, survey_of
 
 M = 3
 FLAT = NormalPrior(np.zeros(M), 1e12 * np.eye(M))
@@ -362,6 +363,16 @@ def test_a_search_finds_it_from_wherever_it_starts(start):
     near = NormalPrior(PLACE + start * np.array([1.0, 1.0, -1.0]), start**2 * np.eye(M))
     found, _ = found_by(Parabola(PLACE, PRECISION, N), 0.1, near, prior=NormalPrior(np.zeros(M), 1e4 * np.eye(M)))
     assert found.has_arrived
+
+
+def test_noise_is_hardly_ever_taken_for_rows_whose_derivatives_are_large():
+    """Here all derivatives are 0, so that no coordinate is to be narrower than its start."""
+    n, rho, times = 200, 0.0225, 300  # a count's noise is a tenth of the rows
+    start = NormalPrior(np.zeros(M), np.eye(M))
+    fund = fund_of(1.1 * times * rho)
+    survey = survey_of((np.zeros((n, M)), np.zeros(n)), ledger=fund._ledger)
+    widths = [np.diag(_first_frame(survey, start, start, fund, rho, n).whitening) for _ in range(times)]
+    assert np.all(np.array(widths) == 1)
 
 
 def test_a_private_number_of_rows_is_released_first():
