@@ -284,13 +284,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     picture, draws = options.output / "posteriors.png", options.output / "dphmc.nc"
     result = to_arviz(private)
-    figure = plot_posteriors(
+    panels = plot_posteriors(
         {"NUTS, not private": reference.get_samples(), f"DPHMC, eps = {options.eps:g}": result},
         var_names=list(LABELS),
         labels=LABELS,
         title="Any visit to a doctor this year: log-odds with and without privacy",
     )
-    figure.savefig(picture)
+    panels[0].figure.savefig(picture, dpi=150)
     result.to_netcdf(str(draws), engine="netcdf4")
     print(f"\nWritten: the picture, and the private posterior for ArviZ\n  {picture}\n  {draws}")
     return 0

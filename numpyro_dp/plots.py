@@ -1,25 +1,24 @@
 """Pictures of what a run is expected to do, costs, and finds: all of them of released or public numbers.
 
-Each function returns a figure; ``figure.savefig(path)`` writes it. Matplotlib is imported when a picture is drawn.
+As in ArviZ, each function takes Matplotlib axes (``ax``), or makes a figure of its own, and returns the axes:
+``plt.show()`` shows it, and ``plt.savefig(path)`` writes it. Matplotlib is imported when a picture is drawn.
 """
 
-import io
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import ndtr
-from scipy.stats import binom, gaussian_kde
+from scipy.stats import beta, binom, gaussian_kde
 
 from numpyro_dp.chain.worth import FEW_DRAWS, GOOD_ERROR, MANY_DRAWS, ROUGH_ERROR
 from numpyro_dp.privacy import accounting
+from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.privacy.ledger import Releases, flat_releases
 from numpyro_dp.privacy.mechanisms import BarkerBatch, LogisticBit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from numpyro_dp.report import PrivacyReport
     from numpyro_dp.tools.auditing import AuditResult
@@ -33,6 +32,8 @@ _COLOURS = (
     "#009e73",
     "#cc79a7",
 )  # grey first, then colours that the colour-blind tell apart
+_ENOUGH_TABLES = 10
+"""Of fewer simulated tables, intervals that cover all or none say nothing about a level."""
 
 
 def plot_posteriors(
@@ -40,7 +41,8 @@ def plot_posteriors(
     var_names: Sequence[str] | None = None,
     labels: Mapping[str, str] | None = None,
     title: str | None = None,
-) -> "Figure":
+    ax: Any = None,
+) -> np.ndarray:
     """One panel for each parameter: the posterior density of every result, and under it its mean and 90% interval.
 
     :param results: from a name for the legend to draws: ``InferenceData`` (ArviZ 0.2x), ``DataTree`` (ArviZ 1.x), or a
@@ -48,7 +50,9 @@ def plot_posteriors(
     :param var_names: sites to draw; default all that the first result has. Of an array-valued site every entry is drawn
         (``name[i]``); of a dict of arrays, the first axis is that of the draws.
     :param labels: what to print above a panel instead of the parameter's name.
-    :return: the figure; ``figure.savefig(path)`` writes it.
+    :param title: above a figure of its own.
+    :param ax: an array of axes, one for each parameter at least.
+    :return: the axes, shape (parameters,).
     """
     if not results:
         raise ValueError("plot_posteriors needs at least one result to draw")
@@ -60,74 +64,78 @@ def plot_posteriors(
         if missing := [parameter for parameter in parameters if parameter not in found]:
             raise ValueError(f"result {name!r} has no draws of {', '.join(missing)}")
 
-    columns = len(parameters) if len(parameters) <= 3 else 2
-    rows = -(-len(parameters) // columns)
-    legend_lines = 1 if columns > 1 and len(results) <= 4 else len(results)
-    header = 0.45 + 0.2 * legend_lines + (0.35 if title else 0)  # inches
-    height = header + 2.7 * rows
-    figure = _figure(4.5 * columns, height)
-    panels = figure.subplots(rows, columns, squeeze=False)
-    for axes, parameter in zip(panels.flat, parameters, strict=False):
+    panels = _axes(ax, len(parameters), 4.5, 2.7, columns=3 if len(parameters) <= 3 else 2)
+    for axes, parameter in zip(panels, parameters, strict=True):
         _draw_panel(axes, {name: found[parameter] for name, found in draws.items()})
         axes.set_title((labels or {}).get(parameter, parameter), fontsize=10, loc="left")
-    for axes in list(panels.flat)[len(parameters) :]:
-        axes.set_visible(False)
-
-    figure.tight_layout(rect=(0.01, 0.0, 0.99, 1 - header / height), h_pad=1.6, w_pad=2.0)
+    legend = {"frameon": False, "fontsize": 9, "title_fontsize": 8.5, "alignment": "left"}
+    legend |= {"title": "Curve: density. Bar: mean and central 90%."}
+    if ax is not None:
+        panels[0].legend(**legend)
+        return panels
+    figure = panels[0].figure
     if title:
-        figure.text(0.03, 1 - 0.12 / height, title, ha="left", va="top", fontsize=12, fontweight="bold")
-    handles, names = panels.flat[0].get_legend_handles_labels()
-    figure.legend(
-        handles,
-        names,
-        loc="upper left",
-        bbox_to_anchor=(0.02, 1 - (0.36 if title else 0.05) / height),
-        ncols=1 if legend_lines > 1 else len(results),
-        frameon=False,
-        fontsize=9,
-        title="Curve: density. Bar: mean and central 90%.",
-        title_fontsize=8.5,
-        alignment="left",
-    )
-    return figure
+        figure.suptitle(title, x=0.02, ha="left", fontsize=12, fontweight="bold")
+    columns = min(len(results), 4) if len(parameters) > 1 else 1
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower left", ncols=columns, **legend)
+    return panels
 
 
-def plot_audit(result: "AuditResult") -> "Figure":
+def plot_audit(result: "AuditResult", ax: "Axes | None" = None) -> "Axes":
     """Errors of the guess in an audit, beside the fewest that the claimed guarantee allows.
 
+    The band is what so many trials tell of each pair of errors, by exact 95% intervals of both (Clopper and Pearson
+    1934). A few trials tell little: the curve itself may enter what the claim rules out by chance, its whole band not.
+
     :param result: from `numpyro_dp.audit`.
-    :return: the figure; ``figure.savefig(path)`` writes it.
+    :param ax: where to draw; default a figure of its own.
     """
     first, second = result.scores
     thresholds = np.unique(np.quantile(np.concatenate(result.scores), np.linspace(0, 1, 500)))
-    false_positives = np.array([1.0, *(np.mean(second > t) for t in thresholds)])
-    false_negatives = np.array([0.0, *(np.mean(first <= t) for t in thresholds)])
+    positives = np.array([len(second), *(np.sum(second > t) for t in thresholds)])
+    negatives = np.array([0, *(np.sum(first <= t) for t in thresholds)])
     alpha = np.linspace(0, 1, 500)
     allowed = result.trade_off(alpha)
-    figure = _figure(5, 4.8, layout="constrained")
-    axes = figure.subplots()
+    (axes,) = _axes(ax, 1, 5, 4.8)
     axes.fill_between(alpha, 0, allowed, color=_COLOURS[0], alpha=0.35, linewidth=0, label="ruled out by the claim")
     axes.plot(alpha, allowed, color=_COLOURS[0], linewidth=1.2)
     axes.plot(alpha, 1 - alpha, color="#444444", linewidth=0.8, linestyle=":", label="guessing blindly")
-    axes.plot(false_positives, false_negatives, color=_COLOURS[1], linewidth=1.8, label="this audit's guess")
+    low, high = zip(_exact_interval(positives, len(second)), _exact_interval(negatives, len(first)), strict=True)
+    fewest, most = (np.interp(alpha, of[0][::-1], of[1][::-1]) for of in (low, high))
+    axes.fill_between(
+        alpha, fewest, most, color=_COLOURS[1], alpha=0.2, linewidth=0, label="95% band of so many trials"
+    )
+    axes.plot(
+        positives / len(second), negatives / len(first), color=_COLOURS[1], linewidth=1.8, label="this audit's guess"
+    )
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="false positives", ylabel="false negatives", aspect="equal")
     axes.set_title(
         f"claimed: eps {result.eps:.3g} at delta {result.delta:.2g}\n"
-        f"found: at least {result.eps_lower:.3g} (confidence {result.confidence:.5g})",
+        f"found in {len(first):,} + {len(second):,} trials: at least {max(result.eps_lower, 0):.3g} "
+        f"(confidence {result.confidence:.5g})",
         fontsize=10,
         loc="left",
     )
     axes.legend(frameon=False, fontsize=9)
-    return figure
+    return axes
 
 
-def plot_plan(plan: "RunPlan") -> "Figure":
+def _exact_interval(counts: np.ndarray, trials: int) -> tuple[np.ndarray, np.ndarray]:
+    """95% intervals of a probability, from counts (Clopper and Pearson 1934)."""
+    low = np.where(counts > 0, beta.ppf(0.025, np.maximum(counts, 1), trials - np.maximum(counts, 1) + 1), 0.0)
+    high = np.where(counts < trials, beta.ppf(0.975, counts + 1, np.maximum(trials - counts, 1)), 1.0)
+    return low, high
+
+
+def plot_plan(plan: "RunPlan", ax: Any = None) -> np.ndarray:
     """What each sampler can be expected to do: its error against eps, and a walk's effective draws by its clip bound.
 
     :param plan: from `numpyro_dp.plan`.
+    :param ax: two axes; default those of a figure of its own.
+    :return: the two axes.
     """
-    figure = _figure(10, 4.2, layout="constrained")
-    left, right = figure.subplots(1, 2)
+    left, right = panels = _axes(ax, 2, 5, 4.2)
     budgets = plan.eps * np.geomspace(0.1, 20, 25)
     by_budget = [plan.at(eps=eps) for eps in budgets]
     for place, outlook in enumerate(plan.outlooks):
@@ -135,7 +143,13 @@ def plot_plan(plan: "RunPlan") -> "Figure":
         colour = _COLOURS[(place + 1) % len(_COLOURS)]
         left.plot(budgets, np.minimum(errors, 50), color=colour, linewidth=1.8, label=outlook.sampler)
         left.plot([plan.eps], [min(outlook.error, 50)], color=colour, marker="o", markersize=6)
-    _mark(left.axhspan, (0, GOOD_ERROR), (ROUGH_ERROR, 60))
+    _mark(
+        left.axhspan,
+        (1e-9, GOOD_ERROR),
+        (ROUGH_ERROR, 60),
+        f"good: below {GOOD_ERROR:g}",
+        f"hopeless: above {ROUGH_ERROR:g}",
+    )
     left.axvline(plan.eps, color="#444444", linewidth=0.8, linestyle=":")
     smallest = min(outlook.error for found in by_budget for outlook in found)
     left.set(xscale="log", yscale="log", xlabel="eps", xlim=(budgets[0], budgets[-1]))
@@ -152,22 +166,29 @@ def plot_plan(plan: "RunPlan") -> "Figure":
         draws = [found[place].effective_draws for found in by_clip]
         fewest = min(fewest, *draws)
         right.plot(clips, draws, color=_COLOURS[(place + 1) % len(_COLOURS)], linewidth=1.8, label=outlook.sampler)
-    _mark(right.axhspan, (MANY_DRAWS, 1e9), (1e-9, FEW_DRAWS))
+    _mark(
+        right.axhspan,
+        (MANY_DRAWS, 1e9),
+        (1e-9, FEW_DRAWS),
+        f"good: above {MANY_DRAWS:g}",
+        f"hopeless: below {FEW_DRAWS:g}",
+    )
     right.axvline(1, color="#444444", linewidth=0.8, linestyle=":")
     right.set(xscale="log", yscale="log", xlim=(clips[0], clips[-1]), ylim=(max(fewest, 1e-6), 1e4))
     right.set(xlabel="clip bound, relative to the planned one", ylabel="effective draws, all chains")
-    right.set_title("What a clip bound costs: half of it, four times the draws", fontsize=10, loc="left")
+    right.set_title("Walks only: half the clip bound, four times the draws", fontsize=10, loc="left")
     right.legend(frameon=False, fontsize=8.5, loc="upper right")
-    return figure
+    return panels
 
 
-def plot_rehearsal(found: "Rehearsal") -> "Figure":
+def plot_rehearsal(found: "Rehearsal", ax: Any = None) -> np.ndarray:
     """Coverage of the intervals at every level, and for each parameter how far private means are from exact ones.
 
     :param found: from `numpyro_dp.rehearse`.
+    :param ax: two axes; default those of a figure of its own.
+    :return: the two axes.
     """
-    figure = _figure(10, max(4.2, 1.4 + 0.28 * len(found.names)), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    left, right = panels = _axes(ax, 2, 5, max(4.2, 1.4 + 0.28 * len(found.names)))
     levels, count = np.linspace(0.02, 0.98, 49), len(found.mean)
     allowed = binom.ppf([[0.025], [0.975]], count, levels) / count
     left.fill_between(levels, *allowed, color=_COLOURS[0], alpha=0.35, linewidth=0, label="95% range, one parameter")
@@ -178,7 +199,8 @@ def plot_rehearsal(found: "Rehearsal") -> "Figure":
         left.plot(levels, covered.mean(1), color=_COLOURS[1], linewidth=2.2, label="mean of all parameters")
         left.plot([], [], color=_COLOURS[1], linewidth=0.6, label="each parameter")
     left.set(xlim=(0, 1), ylim=(0, 1), xlabel="level of the interval", ylabel="share that covers the truth")
-    left.set_title(f"{count} simulated tables, eps {found.eps:g}", fontsize=10, loc="left")
+    few = "" if count >= _ENOUGH_TABLES else ": too few to judge coverage by"
+    left.set_title(f"{count} simulated table(s), eps {found.eps:g}{few}", fontsize=10, loc="left")
     left.legend(frameon=False, fontsize=8.5, loc="upper left")
 
     exact = np.isfinite(found.error).any()
@@ -193,19 +215,19 @@ def plot_rehearsal(found: "Rehearsal") -> "Figure":
     right.set_xlim(-widest, widest)
     right.set_xlabel("private mean - exact mean, in exact sds" if exact else "private mean - truth, in private sds")
     right.set_title("One dot for each table", fontsize=10, loc="left")
-    return figure
+    return panels
 
 
-def plot_privacy(report: "PrivacyReport") -> "Figure":
+def plot_privacy(report: "PrivacyReport", ax: "Axes | None" = None) -> "Axes":
     """The guarantee at every eps: the smallest delta of everything that was planned, and of what has been released.
 
     :param report: `mcmc.privacy`.
+    :param ax: where to draw; default a figure of its own.
     :raises ValueError: if the run was not private.
     """
     if not report.private:
         raise ValueError("a run without noise guarantees nothing: there is no curve to draw")
-    figure = _figure(5.4, 4.2, layout="constrained")
-    axes = figure.subplots()
+    (axes,) = _axes(ax, 1, 5.4, 4.2)
     grid = np.linspace(0, 1.6 * report.eps, 33)
     curves = {"planned: the guarantee": flat_releases(report.kinds)}
     if spent := flat_releases(report.kinds, report.made):
@@ -219,51 +241,79 @@ def plot_privacy(report: "PrivacyReport") -> "Figure":
         f"budget: eps {report.eps:.3g}, delta {report.delta:.2g}",
         (report.eps, report.delta),
         textcoords="offset points",
-        xytext=(8, 6),
+        xytext=(-8, -8),
+        ha="right",
+        va="top",
         fontsize=9,
     )
     axes.set(yscale="log", xlabel="eps", ylabel="delta", xlim=(0, grid[-1]))
     axes.set_ylim(max(report.delta * 1e-4, 1e-15), 1)
     axes.set_title(f"Every point of the curve holds at once ({report.kernel})", fontsize=10, loc="left")
     axes.legend(frameon=False, fontsize=8.5)
-    return figure
+    return axes
 
 
-def plot_budget(report: "PrivacyReport") -> "Figure":
-    """How the budget is used up from iteration to iteration, as planned, and how much has been by now.
+def plot_budget(of: "PrivacyReport | PrivacyBudget", ax: "Axes | None" = None) -> "Axes":
+    """How a budget is used up: by the runs that were charged to it, or by the iterations of one run.
 
-    What is released before the first iteration (a preparation) is the height at which the curve begins.
+    Of a `PrivacyBudget`: what each run costs alone, and what all cost together, which is less than their sum. Of a run:
+    eps from iteration to iteration, as planned, and how much has been released by now; what comes before the first
+    iteration (a preparation) is the height at which the curve begins.
 
-    :param report: `mcmc.privacy`.
+    :param of: a `PrivacyBudget`, or `mcmc.privacy`.
+    :param ax: where to draw; default a figure of its own.
     :raises ValueError: if the run was not private.
     """
-    if not report.private:
+    if isinstance(of, PrivacyBudget):
+        return _draw_charges(of, ax)
+    if not of.private:
         raise ValueError("a run without noise has no budget to draw")
-    figure = _figure(5.4, 4.2, layout="constrained")
-    axes = figure.subplots()
-    iterations = np.unique(np.linspace(0, report.num_iterations, 25).astype(int))
+    (axes,) = _axes(ax, 1, 5.4, 4.2)
+    iterations = np.unique(np.linspace(0, of.num_iterations, 25).astype(int))
     spent = []
     for done in iterations:
-        counts = {
-            name: _counts_after(name, kind, int(done), report.num_iterations) for name, kind in report.kinds.items()
-        }
-        releases = flat_releases(report.kinds, counts)
-        eps = accounting.composed_eps(releases, report.delta, report.neighboring_relation) if releases else 0.0
-        spent.append(min(eps, report.eps))
+        counts = {name: _counts_after(name, kind, int(done), of.num_iterations) for name, kind in of.kinds.items()}
+        releases = flat_releases(of.kinds, counts)
+        eps = accounting.composed_eps(releases, of.delta, of.neighboring_relation) if releases else 0.0
+        spent.append(min(eps, of.eps))
     axes.plot(iterations, spent, color=_COLOURS[1], linewidth=1.8, label="as planned")
-    axes.axhline(report.eps, color="#444444", linewidth=0.8, linestyle=":", label=f"budget, eps {report.eps:g}")
-    axes.axhline(report.eps_spent, color=_COLOURS[2], linewidth=1.2, linestyle="--", label="released so far")
-    axes.set(xlim=(0, report.num_iterations), ylim=(0, 1.15 * report.eps), xlabel="iterations of each chain")
-    axes.set_ylabel(f"eps at delta {report.delta:.2g}")
-    axes.set_title(f"{report.kernel}, {report.num_chains} chain(s)", fontsize=10, loc="left")
+    _mark_budget(axes.axhline, of.eps)
+    axes.axhline(of.eps_spent, color=_COLOURS[2], linewidth=1.2, linestyle="--", label="released so far")
+    axes.set(xlim=(0, of.num_iterations), ylim=(0, 1.15 * of.eps), xlabel="iterations of each chain")
+    axes.set_ylabel(f"eps at delta {of.delta:.2g}")
+    walks = any(name in _OF_CHAINS for name in of.kinds)
+    when = "" if walks else ": all is released before the first iteration"
+    axes.set_title(f"{of.kernel}, {of.num_chains} chain(s){when}", fontsize=10, loc="left")
     axes.legend(frameon=False, fontsize=8.5, loc="lower right")
-    return figure
+    return axes
 
 
-def plot_noise(mcmc: Any) -> "Figure":
+def _draw_charges(budget: PrivacyBudget, ax: Any) -> "Axes":
+    charges, spent = budget.charges, budget.eps_spent
+    (axes,) = _axes(ax, 1, 6.4, max(2.4, 1.6 + 0.3 * len(charges)))
+    names = [charge.what for charge in charges] + ["all together"]
+    values = [charge.eps for charge in charges] + [spent]
+    colours = [_COLOURS[1]] * len(charges) + [_COLOURS[2]]
+    axes.barh(range(len(names)), values, color=colours, height=0.6)
+    axes.set_yticks(range(len(names)), names, fontsize=8.5)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    _mark_budget(axes.axvline, budget.eps)
+    axes.set_xlim(0, 1.1 * max(budget.eps, *values))
+    axes.set_xlabel("eps, each at its own delta; together at the budget's")
+    axes.set_title(f"{budget.path.name}: eps {spent:.3g} of {budget.eps:g} is spent", fontsize=10, loc="left")
+    axes.legend(frameon=False, fontsize=8.5, loc="best")
+    return axes
+
+
+def _mark_budget(line: Any, eps: float) -> None:
+    line(eps, color="#222222", linewidth=1.4, linestyle=":", zorder=5, label=f"budget, eps {eps:g}")
+
+
+def plot_noise(mcmc: Any, ax: "Axes | None" = None) -> "Axes":
     """Acceptance against the noise in the log ratio, for each iteration after warmup, beside what noise alone allows.
 
     :param mcmc: a `numpyro_dp.MCMC` that has run with ``extra_fields=("noise_scale",)``.
+    :param ax: where to draw; default a figure of its own.
     :raises ValueError: if that field was not collected, or the kernel has no noisy log ratio.
     """
     kinds = [kind for name, kind in mcmc.privacy.kinds.items() if name in ("ratio", "statistics")]
@@ -276,8 +326,7 @@ def plot_noise(mcmc: Any) -> "Figure":
     if "noise_scale" not in fields or "accepted" not in fields:
         raise ValueError('the run has not kept its noise: give mcmc.run extra_fields=("noise_scale",)')
     noise, accepted = np.asarray(fields["noise_scale"]), np.asarray(fields["accepted"], float)
-    figure = _figure(5.4, 4.2, layout="constrained")
-    axes = figure.subplots()
+    (axes,) = _axes(ax, 1, 5.4, 4.2)
     largest = max(4.0, float(np.quantile(noise, 0.99)))
     grid = np.linspace(0, largest, 200)
     axes.axvspan(1, 2.5, color=_COLOURS[0], alpha=0.25, linewidth=0, label="good")
@@ -293,7 +342,7 @@ def plot_noise(mcmc: Any) -> "Figure":
     axes.set(xlim=(0, largest), ylim=(0, 1), xlabel="sd of the noise in the log ratio", ylabel="share accepted")
     axes.set_title("Acceptance under privacy noise", fontsize=10, loc="left")
     axes.legend(frameon=False, fontsize=8.5)
-    return figure
+    return axes
 
 
 def _noise_alone(noise: np.ndarray) -> np.ndarray:
@@ -314,25 +363,32 @@ def _counts_after(name: str, kind: Releases, done: int, num_iterations: int) -> 
     return (round(kind.counts[0] * done / num_iterations),)
 
 
-def _mark(span: Any, good: tuple[float, float], bad: tuple[float, float]) -> None:
-    span(*good, color=_COLOURS[3], alpha=0.10, linewidth=0)
-    span(*bad, color=_COLOURS[2], alpha=0.10, linewidth=0)
+def _mark(span: Any, good: tuple[float, float], bad: tuple[float, float], *labels: str) -> None:
+    for place, colour, label in zip((good, bad), (_COLOURS[3], _COLOURS[2]), labels, strict=True):
+        span(*place, color=colour, alpha=0.16, linewidth=0, label=label)
 
 
-def _figure(width: float, height: float, **options: Any) -> "Figure":
+def _axes(given: Any, count: int, width: float, height: float, columns: int | None = None) -> np.ndarray:
+    """`count` axes: those that were given, or of a new figure with panels of this size in inches.
+
+    :param columns: of panels, at most; default all in one row.
+    """
+    if given is not None:
+        found = np.ravel(np.asarray(given, object))
+        if len(found) < count:
+            raise ValueError(f"this picture has {count} panel(s), and `ax` has {len(found)} axes")
+        return found[:count]
     try:
-        from matplotlib.figure import Figure
+        import matplotlib.pyplot as plt
     except ImportError as error:
         raise ImportError("pictures need matplotlib: pip install 'numpyro_dp[plots]'") from error
-    figure = Figure(figsize=(width, height), dpi=150, **options)
-    figure._repr_png_ = partial(_as_png, figure)  # type: ignore[attr-defined]  # for notebooks without pyplot
-    return figure
-
-
-def _as_png(figure: "Figure") -> bytes:
-    data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=80)
-    return data.getvalue()
+    columns = min(count, columns or count)
+    rows = -(-count // columns)
+    size = (columns * width, rows * height)
+    _, panels = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    for axes in panels.ravel()[count:]:
+        axes.set_visible(False)
+    return panels.ravel()[:count]
 
 
 def _scalar_draws(result: Any, var_names: Sequence[str] | None) -> dict[str, np.ndarray]:

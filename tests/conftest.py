@@ -15,6 +15,7 @@ import contextlib
 import gc
 import itertools
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -171,6 +172,14 @@ def shared_surveys(monkeypatch):
     yield
     for found in _surveys.values():  # programs are kept, and no table
         found._target = None
+
+
+@pytest.fixture(autouse=True)
+def _pictures_are_closed():
+    """Pyplot keeps all, and warns of many."""
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.fixture(autouse=True)

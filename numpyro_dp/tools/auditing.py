@@ -33,7 +33,7 @@ from numpyro_dp.privacy.ledger import Ledger, Plan
 from numpyro_dp.privacy.noise import NoiseSource
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 MAX_FEATURES = 60
 """Numbers of a run that the guess may rest on: those that differ most between the tables in a third of the runs."""
@@ -69,9 +69,9 @@ class AuditResult:
         bounds = np.maximum(1 - delta - np.exp(eps) * alpha, np.exp(-eps) * (1 - delta - alpha))
         return np.maximum(bounds.max(-1), 0.0)
 
-    def plot(self) -> "Figure":
-        """Errors of the guess beside the fewest that the claim allows: the curve must lie above the shaded region."""
-        return plot_audit(self)
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Errors of the guess beside the fewest that the claim allows: the band must reach above the grey region."""
+        return plot_audit(self, ax)
 
     def __str__(self) -> str:
         verdict = "below the claim" if self.holds else "ABOVE THE CLAIM: this is a bug"

@@ -7,7 +7,9 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from numpyro_dp.chain.worth import (
     FEW_DRAWS,
@@ -25,9 +27,6 @@ from numpyro_dp.chain.worth import (
 )
 from numpyro_dp.plots import plot_plan
 from numpyro_dp.privacy import accounting
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -99,9 +98,9 @@ class RunPlan:
     def _run(self) -> "_Run":
         return _Run(self.num_warmup, self.num_samples, self.num_chains, self.num_steps)
 
-    def plot(self) -> "Figure":
+    def plot(self, ax: Any = None) -> np.ndarray:
         """Two panels: the error against eps, and what a clip bound does to a walk. See `numpyro_dp.plots.plot_plan`."""
-        return plot_plan(self)
+        return plot_plan(self, ax)
 
     def __str__(self) -> str:
         tempered = "" if self.power == 1 else f", likelihood to the power {self.power:.3g}"

@@ -10,7 +10,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,6 @@ from numpyro_dp.kernels.base import DPKernel
 from numpyro_dp.mcmc import MCMC
 from numpyro_dp.model.arguments import as_arguments
 from numpyro_dp.plots import plot_rehearsal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _RECORDED = ("truth", "mean", "sd", "rank", "exact_mean", "exact_sd")
 
@@ -73,9 +70,9 @@ class Rehearsal:
         covered = np.abs(self.rank - 0.5) <= level / 2
         return np.where(np.isnan(self.rank).any(0), np.nan, covered.mean(0))
 
-    def plot(self) -> "Figure":
+    def plot(self, ax: Any = None) -> np.ndarray:
         """Two panels: coverage at every level, the error of each parameter. See `numpyro_dp.plots.plot_rehearsal`."""
-        return plot_rehearsal(self)
+        return plot_rehearsal(self, ax)
 
     def __str__(self) -> str:
         size = "" if self.num_rows is None else f", n = {self.num_rows:,}"

@@ -525,7 +525,8 @@ def of_results(mcmc: Any, configuration: Configuration) -> tuple[dict, dict]:
     print(mcmc, arviz.summary(idata))
     released, left = {"arviz": inference_data(idata)}, {"idata": idata}
     if "figure" in configuration.parts:
-        left["figure"] = plot_posteriors({"run": idata, "samples": mcmc.get_samples()})
+        panels = plot_posteriors({"run": idata, "samples": mcmc.get_samples()})
+        left["figure"] = panels[0].figure
         released["figure"] = picture(left["figure"])
     return released, left
 

@@ -611,7 +611,7 @@ def audited(folder: Path, table: dict[str, Any]) -> tuple[dict, dict]:
         init_params={"a": 0.0, "b": 0.0},
     )
     print(result)
-    figure = result.plot()
+    figure = result.plot().figure
     released = {"result": result, "properties": properties_of(result), "figure": picture(figure)}
     return released, {"result": result, "figure": figure}
 

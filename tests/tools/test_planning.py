@@ -129,7 +129,7 @@ def test_it_prints_a_table_and_draws_a_picture(tmp_path):
     text = str(found)
     for word in (*SAMPLERS, "20,000 rows", "eps 1", "works from"):
         assert word in text
-    found.plot().savefig(tmp_path / "plan.png")
+    found.plot()[0].figure.savefig(tmp_path / "plan.png")
     with pytest.raises(KeyError, match="no sampler 'NUTS'; there are DPHMC"):
         found["NUTS"]
 
