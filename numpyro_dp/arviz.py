@@ -1,10 +1,10 @@
 """Results for ArviZ, without private data: works with ArviZ 0.2x (`InferenceData`) and 1.x (`DataTree`)."""
 
+import importlib.metadata
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import arviz
 import jax
 import numpy as np
 from numpyro.handlers import seed, substitute, trace
@@ -13,7 +13,7 @@ from numpyro.infer.mcmc import MCMC
 
 from numpyro_dp.kernels.base import DPKernel
 
-_ARVIZ_MAJOR = int(arviz.__version__.split(".")[0])
+_ARVIZ_MAJOR = int(importlib.metadata.version("arviz").split(".")[0])
 
 _STAT_NAMES = {"accept_prob": "acceptance_rate", "adapt_state.step_size": "step_size"}
 
@@ -22,6 +22,7 @@ def to_arviz(
     mcmc: MCMC,
     coords: Mapping[str, Sequence] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
+    posterior_predictive: Mapping[str, Any] | None = None,
 ) -> Any:
     """The released draws and statistics of a private run, for ``az.summary``, ``az.plot_trace``, ``az.to_netcdf``.
 
@@ -33,8 +34,13 @@ def to_arviz(
 
     :param mcmc: a finished run of a private kernel, in `numpyro_dp.MCMC` or in ``numpyro.infer.MCMC``.
     :param coords, dims: as in ArviZ. Dimensions default to the names of the model's plates.
+    :param posterior_predictive: of ``Predictive(model, mcmc.get_samples())(key, ...)``, for *public* arguments: what is
+        computed for the table's rows tells what they are, and the guarantee does not cover it.
     :return: ``InferenceData`` (ArviZ 0.2x) or ``DataTree`` (ArviZ 1.x).
+    :raises ValueError: if a prediction is as long as the table, which is most likely one for its rows.
     """
+    import arviz  # takes seconds
+
     kernel = mcmc.sampler
     if not isinstance(kernel, DPKernel):
         raise TypeError(
@@ -43,7 +49,8 @@ def to_arviz(
     report = kernel.privacy
     stats = dict(mcmc.get_extra_fields(group_by_chain=True))
     kept = _number_of_draws(stats.get("exhausted"))
-    posterior = {name: np.asarray(draws)[:, :kept] for name, draws in mcmc.get_samples(group_by_chain=True).items()}
+    draws = {name: np.asarray(values) for name, values in mcmc.get_samples(group_by_chain=True).items()}
+    posterior = {name: values[:, :kept] for name, values in draws.items()}
     sample_stats = {
         _STAT_NAMES.get(name, name): np.asarray(values)[:, :kept]
         for name, values in stats.items()
@@ -51,7 +58,12 @@ def to_arviz(
     }
     dims = {**_plate_dims(kernel.model, mcmc._args, mcmc._kwargs), **(dims or {})}
     groups = {"posterior": posterior, "sample_stats": sample_stats}
-    options = {"coords": coords, "dims": {name: list(names) for name, names in dims.items() if name in posterior}}
+    if posterior_predictive is not None:
+        shape = next(iter(draws.values())).shape[:2]
+        predicted = _by_chain(posterior_predictive, shape, report.num_rows)
+        groups["posterior_predictive"] = {name: values[:, :kept] for name, values in predicted.items()}
+    named = {name for group in groups.values() for name in group}
+    options = {"coords": coords, "dims": {name: list(names) for name, names in dims.items() if name in named}}
     results = arviz.from_dict(groups, **options) if _ARVIZ_MAJOR >= 1 else arviz.from_dict(**groups, **options)
 
     attributes = {
@@ -69,6 +81,27 @@ def to_arviz(
     results.attrs.update(attributes)
     results["posterior"].attrs.update(attributes)
     return results
+
+
+def _by_chain(predicted: Mapping[str, Any], shape: tuple[int, ...], num_rows: int | None) -> dict[str, np.ndarray]:
+    """Predictions (draws of all chains, ...) as (chain, draw, ...)."""
+    found = {}
+    for name, values in predicted.items():
+        values = np.asarray(values)
+        if values.ndim == 0 or values.shape[0] != shape[0] * shape[1]:
+            raise ValueError(
+                f"posterior_predictive[{name!r}] has shape {values.shape}; of {shape[0]} chain(s) of {shape[1]} draws, "
+                f"as `mcmc.get_samples()` returns them, its first axis would be {shape[0] * shape[1]}"
+            )
+        if num_rows is not None and num_rows in values.shape[1:]:
+            raise ValueError(
+                f"posterior_predictive[{name!r}] has shape {values.shape}, and the table has {num_rows} rows: "
+                "predictions for its rows tell what their covariates are, and the guarantee does not cover them. "
+                "Predict for public covariates: a grid, made-up people, cells of a census "
+                "(notebooks/prediction.ipynb). If these are public and as many by chance, add some more"
+            )
+        found[name] = values.reshape(*shape, *values.shape[1:])
+    return found
 
 
 def _number_of_draws(exhausted: Any) -> int | None:

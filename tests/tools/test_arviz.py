@@ -136,6 +136,23 @@ def test_predictive_works(mcmc):
         assert predicted["y"].shape == (120, 7)
 
 
+def test_predictions_for_public_covariates_are_a_group(mcmc):
+    new = _rng.normal(size=(7, 2))
+    predicted = Predictive(model, mcmc.get_samples())(jax.random.key(1), new, group=np.zeros(7, int))
+    idata = to_arviz(mcmc, posterior_predictive={"y": predicted["y"]}, dims={"y": ["made_up"]})
+    assert groups(idata) == {"posterior", "sample_stats", "posterior_predictive"}
+    assert idata["posterior_predictive"]["y"].dims == ("chain", "draw", "made_up")
+    np.testing.assert_array_equal(idata["posterior_predictive"]["y"], np.reshape(predicted["y"], (2, 60, 7)))
+
+
+def test_predictions_for_the_rows_are_refused(mcmc):
+    predicted = Predictive(model, mcmc.get_samples())(jax.random.key(1), X, group=GROUP)
+    with pytest.raises(ValueError, match=r"'y'\] has shape \(120, 50\), and the table has 50 rows.*public covariates"):
+        to_arviz(mcmc, posterior_predictive=predicted)
+    with pytest.raises(ValueError, match=r"'y'\] has shape \(3, 7\); of 2 chain.* 60 draws.* would be 120"):
+        to_arviz(mcmc, posterior_predictive={"y": np.zeros((3, 7))})
+
+
 def test_draws_beyond_the_budget_are_left_out():
     mcmc = numpyro.infer.MCMC(
         DPPenalty(model, eps=8.0, prepare=False, num_iterations=10, num_chains=1),
