@@ -292,7 +292,7 @@ class PreparedKernel(DPKernel):
             raise PrivacyBudgetError(_BEGUN)
         if not options.force and plan.num_rows is not None:
             rho, counted = Fund(self.ledger).left, plan.num_rows / self.settings.power_for(separated.num_rows)
-            require_hope(cut.size, counted, rho, options, plan.eps)
+            require_hope(cut.size, counted, rho, options, plan.eps, plan.delta)
             if self._has_own_chain:
                 slope = TYPICAL_CLIP * tight_slope(
                     plan.num_rows, separated.num_params, self.settings.power_for(plan.num_rows)
@@ -300,7 +300,7 @@ class PreparedKernel(DPKernel):
                 slope /= self.settings.power_for(plan.num_rows)
                 require_draws(self._worth(slope, separated.num_params, plan.num_rows), plan.num_rows, plan.eps)
             else:
-                warn_if_blurred(cut.size, counted, rho, options, plan.eps)
+                warn_if_blurred(cut.size, counted, rho, options, plan.eps, plan.delta)
         self.ledger.require({RESERVE: 1}, 1, None, "the preparation")
         z_draws = self._prior_draws(separated, args, kwargs)
         of_rows = target()

@@ -52,7 +52,8 @@ def check_on_synthetic_rows(
     except Exception as error:  # the model cannot be traced with a few rows
         problem = (
             f"the model works with all {separated.num_rows} rows but not with {_FEW}: {describe_error(error)}. Take "
-            "sizes from the arguments' shapes, and pass every array with rows as an argument"
+            "sizes from the arguments' shapes, and pass every array with rows as an argument. If a row is no person "
+            "but the counts of a group, pass a row for each person: group and outcome"
         )
         return [problem + overlooked(separated.arguments, separated.num_rows)], {}
     mismatches: dict[str, str] = {}

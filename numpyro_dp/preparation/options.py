@@ -15,11 +15,14 @@ from numpyro_dp.chain.worth import (
     tight_slope,
     walk_draws,
 )
+from numpyro_dp.privacy.accounting import gaussian_eps, gaussian_rho
 from numpyro_dp.privacy.ledger import PrivacyBudgetError
 
 MODES = ("surrogate", "walk")
 MIN_WALK_DRAWS = 5.0
 """Independent draws that a chain that asks the rows must be worth, as foreseen."""
+_NO_PRIVACY = 20.0
+"""A larger eps is not recommended."""
 
 
 @dataclass(frozen=True)
@@ -44,23 +47,38 @@ class Preparation:
             raise ValueError(f"mode must be None or one of {', '.join(map(repr, MODES))}, got {self.mode!r}")
 
 
-def require_hope(size: int, num_rows: float, rho: float, options: Preparation, eps: float) -> None:
+def _rounded_up(value: float) -> float:
+    """To two digits."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return math.ceil(value / unit) * unit
+
+
+def what_would_do(eps: float, delta: float, times_rho: float, num_rows: float) -> str:
+    """The eps at which rho is so many times what it is, or at the same eps the number of rows; in words."""
+    enough = _rounded_up(gaussian_eps(delta, times_rho * gaussian_rho(eps, delta)))
+    rows = f"{_rounded_up(num_rows):,.0f} rows at this eps"
+    return f"about eps={enough:.3g} or {rows} would do" if enough <= _NO_PRIVACY else f"about {rows} would do"
+
+
+def require_hope(size: int, num_rows: float, rho: float, options: Preparation, eps: float, delta: float) -> None:
     """Refuse a run from which no useful posterior can come, by public numbers only.
 
     :param size: m, coordinates in which the parameters meet the data.
     :param num_rows: n over the power of the likelihood.
     :param rho: the whole budget.
+    :param eps, delta: of the run.
     :raises PrivacyBudgetError: if the curvature's noise would drown it; for a walk, if all its steps together would be
         worth less than `MIN_WALK_DRAWS` independent draws.
     """
     curvature, shift = curvature_noise(size, num_rows, rho), released_error(size, num_rows, rho)
     if curvature > MAX_CURVATURE_NOISE:
+        factor = curvature / MAX_CURVATURE_NOISE  # which falls as the root of rho, and as n
         raise PrivacyBudgetError(
             f"eps={eps:g} with {num_rows:.6g} rows cannot give a posterior of the {size} numbers in which this model's "
             f"parameters meet the data: noise would be about {curvature:.2g} of the curvature, and would shift the "
-            f"posterior by about {shift:.2g} standard deviations. Nothing was released. Raise eps "
-            "(`numpyro_dp.plan` says how far), use fewer parameters, or go on all the same with "
-            "`prepare=Preparation(force=True)`"
+            f"posterior by about {shift:.2g} standard deviations. Nothing was released; "
+            f"{what_would_do(eps, delta, factor**2, factor * num_rows)}. Or use fewer parameters, or go "
+            "on all the same with `prepare=Preparation(force=True)`"
         )
     draws = walk_draws(TYPICAL_CLIP * tight_slope(num_rows, size), size, rho / 2)
     if options.mode == "walk" and draws < MIN_WALK_DRAWS:
@@ -86,17 +104,18 @@ def require_draws(draws: float, num_rows: float, eps: float) -> None:
         )
 
 
-def warn_if_blurred(size: int, num_rows: float, rho: float, options: Preparation, eps: float) -> None:
+def warn_if_blurred(size: int, num_rows: float, rho: float, options: Preparation, eps: float, delta: float) -> None:
     """Warn of a release whose noise will leave little of the posterior, by public numbers only.
 
-    :param size, num_rows, rho: as in `require_hope`.
+    :param size, num_rows, rho, eps, delta: as in `require_hope`.
     """
     shift = released_error(size, num_rows, rho)
+    factor = (shift / ROUGH_ERROR) ** 2  # which falls as rho, and as n
     if options.mode != "walk" and shift > ROUGH_ERROR:
         warnings.warn(
             f"eps={eps:g} with {num_rows:.6g} rows will give a blurred posterior of the {size} numbers in which this "
             f"model's parameters meet the data: noise shifts it by about {shift:.2g} of its standard deviations, and "
-            f"makes it about {math.hypot(1, shift):.2g} times as wide. `numpyro_dp.plan` says from which eps or number "
-            "of rows on it works",
+            f"makes it about {math.hypot(1, shift):.2g} times as wide. For a shift of {ROUGH_ERROR:g}, "
+            f"{what_would_do(eps, delta, factor, factor * num_rows)}",
             stacklevel=2,
         )

@@ -13,7 +13,7 @@ import pytest
 from numpyro.infer import init_to_value
 from scipy import stats
 
-from numpyro_dp import DPHMC, MCMC, DPPenalty, plan
+from numpyro_dp import DPHMC, MCMC, DPPenalty, PrivacyBudgetError, plan
 from numpyro_dp.chain.worth import (
     MAX_CURVATURE_NOISE,
     best_leapfrog,
@@ -23,7 +23,7 @@ from numpyro_dp.chain.worth import (
     penalty_walk,
 )
 from numpyro_dp.preparation import Preparation
-from numpyro_dp.preparation.options import warn_if_blurred
+from numpyro_dp.preparation.options import require_hope, warn_if_blurred
 from numpyro_dp.privacy.accounting import gaussian_rho, noise_multiplier_for
 
 SAMPLERS = ("DPHMC", "DPPenalty", "DPPenalty(prepare=False)", "DPHMC(prepare=False)")
@@ -163,10 +163,36 @@ def test_a_preparation_warns_before_it_blurs_the_posterior():
     """Where `plan` says that it is hopeless, and it is not refused."""
     options, rho = Preparation(), gaussian_rho(1.0, 2.2e-5)
     assert plan(4526, 12, 1.0, 2.2e-5)["DPHMC"].verdict == "hopeless"
-    with pytest.warns(UserWarning, match=r"12 numbers .* about 1\.6 of its standard .* about 1\.8 times as wide"):
-        warn_if_blurred(12, 4526, rho, options, 1.0)
+    told = (
+        r"12 numbers .* about 1\.6 of its standard .* about 1\.8 times as wide.* 1\.5, about eps=1\.1 or 4,900 rows at"
+    )
+    with pytest.warns(UserWarning, match=told):
+        warn_if_blurred(12, 4526, rho, options, 1.0, 2.2e-5)
     assert plan(6000, 12, 1.0)["DPHMC"].verdict == "rough"
-    warn_if_blurred(12, 6000, gaussian_rho(1.0, 0.1 / 6000), options, 1.0)  # a warning would be an error
+    warn_if_blurred(12, 6000, gaussian_rho(1.0, 0.1 / 6000), options, 1.0, 0.1 / 6000)  # a warning would be an error
+
+
+@pytest.mark.parametrize(("size", "n", "eps"), [(2, 400, 0.01), (2, 40, 1.0), (12, 900, 0.5), (30, 300, 0.02)])
+def test_a_refusal_and_a_warning_say_what_would_do(size, n, eps):
+    """And it does: at that eps, and with so many rows."""
+    delta, options = 0.1 / n, Preparation()
+
+    def asked(check, n, eps):
+        check(size, n, gaussian_rho(eps, delta), options, eps, delta)
+
+    for check, kind in ((require_hope, PrivacyBudgetError), (warn_if_blurred, UserWarning)):
+        with pytest.raises(kind) as told:
+            asked(check, n, eps)
+        found = re.search(r"about (?:eps=([\d.e+]+) or )?([\d,]+) rows at this eps would do", str(told.value))
+        rows = int(found[2].replace(",", ""))
+        asked(check, rows, eps)
+        assert rows < 20 * n or eps < 0.1
+        if found[1] is not None:
+            assert eps < float(found[1]) <= 20
+            asked(check, n, float(found[1]))
+        else:
+            with pytest.raises(kind):
+                asked(check, n, 19.0)
 
 
 @pytest.mark.parametrize("make", [DPPenalty, DPHMC])
