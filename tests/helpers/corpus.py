@@ -1226,7 +1226,7 @@ bad(
     "one row, small eps",
     X[:1],
     y[:1],
-    says=("eps=1 with 1 rows", "Raise eps", "force=True"),
+    says=("eps=1 with 1 rows", "rows at this eps would do", "force=True"),
     error=PrivacyBudgetError,
     options={"prepare": None},
 )(linear)
