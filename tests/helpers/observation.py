@@ -85,7 +85,8 @@ def _same_world(monkeypatch, tmp_path):
     now = numpyro_dp.privacy.budget.datetime.datetime(2000, 1, 1)
     clock = SimpleNamespace(UTC=None, datetime=SimpleNamespace(now=lambda zone: now))
     monkeypatch.setattr(numpyro_dp.privacy.budget, "datetime", clock)
-    # Progress bars that are drawn after each iteration, and not because time has passed.
+    # Progress bars that are drawn after each iteration, and not because time has passed; as wide as they like.
+    monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr(numpyro.util.tqdm, "trange", functools.partial(numpyro.util.tqdm.trange, mininterval=0))
     monkeypatch.setattr(numpyro.util.tqdm.tqdm, "monitor_interval", 0)
     for name in ("compare", "composed_eps"):  # of plans, often
