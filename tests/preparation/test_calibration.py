@@ -24,7 +24,6 @@ import numpyro_dp.kernels.prepared
 from numpyro_dp import DPHMC, MCMC
 from numpyro_dp.kernels.prepared import PreparedKernel
 from numpyro_dp.preparation import Preparation, derivatives
-from numpyro_dp.preparation.derivatives import Survey
 
 pytestmark = pytest.mark.optimized
 
@@ -161,7 +160,7 @@ def test_true_parameters_and_their_norm_have_uniform_ranks_and_intervals_cover_t
 @pytest.mark.usefixtures("compiled_once")
 def test_gradients_that_are_clipped_and_not_centred_would_be_noticed(monkeypatch):
     """A negative control: clipped rows pull the norm one way."""
-    monkeypatch.setattr(Survey, "centres", False)
+    monkeypatch.setattr(derivatives, "CENTRE_STEPS", 0)
     assert stats.kstest(ranks(1.0)[:, D], "uniform").pvalue < 1e-6
 
 
