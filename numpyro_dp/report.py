@@ -8,8 +8,6 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from dp_accounting import DpEvent, SelfComposedDpEvent
-
 from numpyro_dp.privacy import accounting
 from numpyro_dp.privacy.ledger import Releases, flat_releases
 from numpyro_dp.privacy.mechanisms import Mechanism
@@ -138,22 +136,6 @@ class PrivacyReport:
     def eps_left(self) -> float:
         """The committed eps minus `eps_spent`; bookkeeping."""
         return self.eps - self.eps_spent if self.private else math.inf
-
-    @property
-    def events(self) -> tuple[DpEvent, ...]:
-        """Privacy events of everything committed, for dp_accounting under `neighboring_relation`.
-
-        For its PLD accountant: its RDP accountant ignores the relation for Gaussians on all rows, and makes half of the
-        true eps of them under replace-one. Batches of a fixed size and accept bits it knows in RDP only.
-
-        :raises ValueError: if dp_accounting has no event for a mechanism, or there is no privacy.
-        """
-        if not self.private:
-            raise ValueError("a run without noise has no privacy event: it is not private")
-        return tuple(
-            SelfComposedDpEvent(mechanism.event(self.neighboring_relation), count)
-            for mechanism, count in self.committed
-        )
 
     def eps_at(self, delta: float) -> float:
         """The guarantee at another delta: every pair ``(eps_at(delta), delta)`` holds at once."""

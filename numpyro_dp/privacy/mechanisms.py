@@ -27,25 +27,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from dp_accounting import (
-    DpEvent,
-    GaussianDpEvent,
-    NeighboringRelation,
-    PoissonSampledDpEvent,
-    SampledWithoutReplacementDpEvent,
-    TruncatedSubsampledGaussianDpEvent,
-    ZCDpEvent,
-)
 from scipy.special import gammaln, log_ndtr, logsumexp
 from scipy.stats import binom
 
 from numpyro_dp.privacy.pld import LossDistribution, Profile, discretized
 
-NEIGHBORING_RELATIONS = {
-    "replace_one": NeighboringRelation.REPLACE_ONE,
-    "add_or_remove_one": NeighboringRelation.ADD_OR_REMOVE_ONE,
-    "zero_out": NeighboringRelation.REPLACE_SPECIAL,
-}
+NEIGHBORING_RELATIONS = ("replace_one", "add_or_remove_one", "zero_out")
 
 
 def size_is_public(relation: str) -> bool:
@@ -83,13 +70,6 @@ class Mechanism:
         """
         check_relation(relation)
 
-    def event(self, relation: str) -> DpEvent:
-        """The release as dp_accounting describes it, for the reader and for independent checks.
-
-        :raises ValueError: if dp_accounting has no event for it.
-        """
-        raise ValueError(f"dp_accounting has no event for this release: {self.describe()}")
-
     def rdp(self, order: float, relation: str) -> float:
         """Bound on the Rényi divergence of `order` (above 1) between the releases on any two neighbouring tables."""
         raise NotImplementedError
@@ -117,9 +97,6 @@ class Gaussian(Mechanism):
     @property
     def rho(self) -> float:
         return math.inf if self.noise_multiplier == 0 else 1 / (2 * self.noise_multiplier**2)
-
-    def event(self, relation: str) -> DpEvent:
-        return GaussianDpEvent(noise_per_row_bound(self.noise_multiplier, relation))
 
     def rdp(self, order: float, relation: str) -> float:
         _check_order(order)
@@ -152,10 +129,6 @@ class PoissonGaussian(Mechanism):
         super().__post_init__()
         _check_rate(self.rate)
         _check(0 <= self.overflow < 1, f"overflow must be a probability below 1, got {self.overflow}")
-
-    def event(self, relation: str) -> DpEvent:
-        noise = GaussianDpEvent(noise_per_row_bound(self.noise_multiplier, relation))
-        return PoissonSampledDpEvent(self.rate, noise)
 
     def rdp(self, order: float, relation: str) -> float:
         _check_order(order)
@@ -193,10 +166,6 @@ class TruncatedPoissonGaussian(Mechanism):
         _check_rate(self.rate)
         _check_positive("num_rows", self.num_rows)
         _check_positive("max_batch_size", self.max_batch_size)
-
-    def event(self, relation: str) -> DpEvent:
-        noise = noise_per_row_bound(self.noise_multiplier, relation)
-        return TruncatedSubsampledGaussianDpEvent(self.num_rows, self.rate, self.max_batch_size, noise)
 
     @property
     def _full(self) -> tuple[float, float]:
@@ -263,11 +232,6 @@ class FixedBatchGaussian(Mechanism):
     def check_relation(self, relation: str) -> None:
         _check_public_size(self, relation)
 
-    def event(self, relation: str) -> DpEvent:
-        self.check_relation(relation)
-        noise = GaussianDpEvent(self._per_replacement(relation))
-        return SampledWithoutReplacementDpEvent(self.num_rows, self.batch_size, noise)
-
     def rdp(self, order: float, relation: str) -> float:
         self.check_relation(relation)
         return amplified_rdp(Gaussian(self._per_replacement(relation)).rdp, order, self.rate)
@@ -292,9 +256,6 @@ class LogisticBit(Mechanism):
     @property
     def rho(self) -> float:
         return math.inf if self.noise_multiplier == 0 else 1 / (8 * self.noise_multiplier**2)
-
-    def event(self, relation: str) -> DpEvent:
-        return ZCDpEvent(self.rho)
 
     def rdp(self, order: float, relation: str) -> float:
         """The largest divergence over all logits.
@@ -371,8 +332,8 @@ class BarkerBatch(Mechanism):
     (times the tempering exponent), one release is ``Normal(s sum(r), variance - s^2 sum((r - mean(r))^2))``. With
     ``kappa = s c sqrt(batch_size)`` the batch variance is at most ``kappa^2``, which must stay below `variance`.
     Here ``noise_multiplier = 1 / kappa``. ``"replace_one"`` only. Heikkilä, Jälkö, Dikmen and Honkela (2019), section
-    3.3, have ``kappa = 1, variance = 2``; their bound on the release is `barker_theorem2_rdp`, much looser than the
-    one here: a replaced row moves the mean by at most ``2 kappa / sqrt(b)`` and the batch variance by at most
+    3.3, have ``kappa = 1, variance = 2``; their bound on the release (Theorem 2) is much looser than the one here: a
+    replaced row moves the mean by at most ``2 kappa / sqrt(b)`` and the batch variance by at most
     ``4 kappa^2 (1 - 1/b) / b``.
     """
 
@@ -493,20 +454,6 @@ def _amplified_rdp_whole(rdp: Callable[[float, str], float], order: int, rate: f
     if second < math.log(2):
         log_terms[0] += math.log(2 * -math.expm1(-second)) if second > 0 else -math.inf
     return min(base, float(np.logaddexp(0.0, logsumexp(log_terms))) / (order - 1))
-
-
-def barker_theorem2_rdp(order: float, batch_size: int) -> float:
-    """Theorem 2 of Heikkilä et al. (2019): `BarkerBatch` on one batch, at ``kappa = 1`` and total variance 2.
-
-    Valid, and between 1.2 and 90 times as large as the divergence itself; kept to reproduce published figures.
-    Combine it with `amplified_rdp` for their Corollary 2.
-
-    :param order: below ``batch_size / 5``; infinite from there on.
-    """
-    rest = batch_size - 5 * order
-    if rest <= 0:
-        return math.inf
-    return 2.5 / batch_size + math.log(2 * batch_size / rest) / (2 * (order - 1)) + 2 * order / rest
 
 
 def _normal_rdp(order: float, shift2: float, growth: float) -> float:

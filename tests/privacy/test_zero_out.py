@@ -13,6 +13,7 @@ from numpyro_dp import DPSGLD, MCMC, DPBarker, DPPenalty, FixedBatches, PrivacyB
 from numpyro_dp.privacy.accounting import composed_delta, composed_eps, gaussian_delta
 from numpyro_dp.privacy.clipping import GRID, clipped_sum, sensitivity_steps
 from numpyro_dp.privacy.mechanisms import FixedBatchGaussian, Gaussian, PoissonGaussian, TruncatedPoissonGaussian
+from numpyro_dp.tools.events import event_of
 
 HOSTILE = np.array([np.nan, np.inf, -np.inf, 1e30, -1e30, 0.3, -7.0], np.float32)
 
@@ -45,7 +46,7 @@ def test_all_rows_and_poisson_batches_cost_what_they_cost_under_add_or_remove():
 def test_poisson_batches_against_dp_accounting():
     mechanism = PoissonGaussian(0.9, 0.05)
     accountant = PLDAccountant(NeighboringRelation.REPLACE_SPECIAL, 1e-4)
-    accountant.compose(mechanism.event("zero_out"), 40)
+    accountant.compose(event_of(mechanism, "zero_out"), 40)
     assert composed_eps([(mechanism, 40)], 1e-6, "zero_out") == pytest.approx(accountant.get_epsilon(1e-6), rel=2e-3)
 
 
