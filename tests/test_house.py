@@ -1,6 +1,8 @@
-"""Modules know of one another what is public: no private name of another file, but for these."""
+"""Modules know of one another what is public: no private name of another file, but for these. And what is imported."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,6 @@ NAMEDTUPLE = {"_replace", "_fields", "_asdict"}
 
 ALLOWED = {
     "arviz.py": {"_args", "_kwargs"},  # of NumPyro's MCMC
-    "plots.py": {"_repr_png_"},  # of IPython
     "privacy/release.py": {"_mechanism", "_with", "_take", "_take_one", "_closed", "_opened"},  # of draws.py: one lock
     "tools/auditing.py": {"_ledger", "_noise"},  # it puts a ledger of its own in the place of the kernel's
 }
@@ -39,3 +40,11 @@ def test_a_private_name_would_be_seen(tmp_path):
     file = tmp_path / "module.py"
     file.write_text("from numpyro_dp.privacy.noise import _quantile\n\ndef read(ledger):\n    return ledger._plan\n")
     assert foreign_private_names(file) == {"_quantile", "_plan"}
+
+
+def test_what_few_need_is_imported_on_demand():
+    """ArviZ and Matplotlib take seconds; dp_accounting is an extra."""
+    late = {"arviz", "dp_accounting", "matplotlib", "pandas", "xarray", "funsor"}
+    code = f"import sys, numpyro_dp; print(sorted({late} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]", found.stdout
