@@ -128,7 +128,7 @@ def _same_world(monkeypatch, tmp_path):
 # -- What is compared --------------------------------------------------------------------------------------------------
 
 ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
-OF_TIME = re.compile(r"\d+:\d\d(:\d\d)?<[^,]*, *[\d.?]+(it/s|s/it)|[\d.?]+(it/s|s/it)")
+OF_TIME = re.compile(r"\d+:\d\d(:\d\d)?<[^,]*, *[\d.?]+(it/s|s/it)|[\d.?]+(it/s|s/it)|\[\d+:\d\d(:\d\d)?\]")
 FOREIGN = ("jax", "jaxlib", "numpy", "scipy", "threading", "_thread", "weakref", "concurrent", "queue", "xarray")
 
 
@@ -511,7 +511,8 @@ def of_kernel(kernel: DPKernel, args: tuple, kwargs: dict) -> tuple[dict, dict]:
     methods = report.guarantee(), report.comparison(), report.to_dict(), report.to_json(), report.eps_at(0.01)
     return {
         "kernel": kernel,
-        "properties of the kernel": properties_of(kernel),
+        "properties of the kernel": {name: of for name, of in properties_of(kernel).items() if name != "algorithm"},
+        "the kernel's algorithm": kernel.algorithm,
         "pickles": unpickled,
         "without data": kernel.without_data(args, kwargs),
         "postprocess": kernel.postprocess_fn(args, kwargs),
@@ -558,5 +559,5 @@ def differences(first: Run, second: Run, without: Iterable[str] = ()) -> list[st
     return [path for path in sorted(one.keys() | other.keys()) if one.get(path) != other.get(path)]
 
 
-IN_MEMORY = ("mcmc", "kernel", "properties of mcmc", "postprocess", "package")
+IN_MEMORY = ("mcmc", "kernel", "the kernel's algorithm", "properties of mcmc", "postprocess", "package")
 """Holds shapes, which stay with the curator; pickles, texts and all else that leaves the process does not."""
