@@ -509,7 +509,7 @@ CONFIGURATIONS = {
             "eps": 3.0,
             "prepare": Preparation(force=True),
             "batch_size": 10,
-            "budget": new_budget(),
+            "budget": new_budget(other=(5.0, 0.05)),
             "num_iterations": 12,
             "num_chains": 1,
         },
@@ -584,7 +584,10 @@ CONFIGURATIONS = {
         then="again",
     ),
     "sghmc_prepared": Configuration(
-        DPSGHMC, {"eps": 3.0, "prepare": Preparation(force=True), "num_steps": 2} | SEED, x64=True, then="again"
+        DPSGHMC,
+        {"eps": 3.0, "prepare": Preparation(force=True), "num_steps": 2, "num_iterations": 12, "num_chains": 1} | SEED,
+        x64=True,
+        then="again",
     ),
     "sghmc_owners": Configuration(DPSGHMC, {"eps": 3.0, "owners": ALTERNATING, "num_steps": 2} | SEED, mcmc=TWO),
 }
