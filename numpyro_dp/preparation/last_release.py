@@ -21,8 +21,9 @@ FIRST_SHARE = 0.2
 """Of what is left, for a release before the last one, which is made around the mode that it gives."""
 MOST_FIRST = 4
 """So many of them, while they still lead away."""
-_SPREAD = 0.4
-"""Of the log of a row's norm, beyond that of a normal law: rows differ in their covariates."""
+_SPREAD, _WIDEST_SPREAD = 0.4, 1.2
+"""Of the log of a row's norm, beyond that of a normal law: rows differ in their covariates. Where they differ more,
+larger bounds are better; but less so the more noise there is, since the clip shortens signal and noise alike."""
 _UNCENTRED_ROOM = 3.0
 """Where the model cannot tell what the clip takes, the score's bound leaves more room, so that less is clipped."""
 _MULTIPLES = (1.6, 6.0)
@@ -41,8 +42,8 @@ _BOUND_SHARE = 0.03
 """Of the price of a stage, for the bounds."""
 _CLEAR = 3.0
 """A bound that no row exceeds shall not seem to be exceeded, by noise, by more than are looked for."""
-_LONGEST = 4.0
-"""Gradients that decide on the bounds are so many times as long as those of normal covariates, at most."""
+_LONGEST = 16.0
+"""The bound of the information is at most so many times that of normal covariates."""
 _MOST_EXCEEDING = 0.25
 """Where the noise would not let fewer rows exceed a bound, nobody searches for it."""
 _LEAST_LEFT = 0.2
@@ -81,7 +82,7 @@ class _Reference(NamedTuple):
 
 
 @functools.lru_cache(64)
-def reference(size: int, num_rows: float, rho: float) -> _Reference:
+def reference(size: int, num_rows: float, rho: float, spread: float = _SPREAD) -> _Reference:
     """The bounds with the least error of the posterior's place, for rows whose gradients are normal in the frame.
 
     Of the score: what the noise adds, ``(2 C)^2 / (2 rho b^2)`` for each coordinate, and what the clip takes, ``v / b^2
@@ -89,9 +90,10 @@ def reference(size: int, num_rows: float, rho: float) -> _Reference:
     way to the posterior: the square of what the clip takes, and of the noise, ``s^2 (m + 1) / 2``.
 
     :param rho: for both.
+    :param spread: of the log of a row's norm.
     """
     rng = np.random.default_rng(0)
-    rows = rng.standard_normal((4000, size)) * np.exp(_SPREAD * rng.standard_normal((4000, 1)) - _SPREAD**2)
+    rows = rng.standard_normal((4000, size)) * np.exp(spread * rng.standard_normal((4000, 1)) - spread**2)
     norms = np.sort(np.linalg.norm(rows, axis=1)) / math.sqrt(size)
     multiples = np.geomspace(*_MULTIPLES, 60)
     factors = np.minimum(1, multiples[:, None] / norms)
@@ -135,7 +137,9 @@ def last_bounds(
     found = found / math.sqrt(LAST_BOUND_GRID.ratio) * best.multiples / best.quantiles(exceeding)
     loudest = _LOUD_INFORMATION / math.sqrt(_information_noise(1.0, size, counted, _LARGEST_SHARE * rho))
     found[1] = min(found[1], max(loudest, best.multiples[1]) * typical[1])
-    least, most = np.array([_MULTIPLES[0], _INFORMATION_MULTIPLES[0]]), best.multiples * [_LONGEST, _LONGEST**2]
+    least = np.array([_MULTIPLES[0], _INFORMATION_MULTIPLES[0]])
+    heavy = reference(size, counted, rho, _WIDEST_SPREAD)
+    most = np.array([max(best.multiples[0], heavy.multiples[0]), _LONGEST * best.multiples[1]])
     return Bounds(*np.clip(found, least * typical, most * typical)), rho - of_bounds
 
 

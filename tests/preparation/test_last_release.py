@@ -381,7 +381,38 @@ def test_a_count_that_noise_has_misled_does_not_waste_the_release():
     n = 1e5
     survey = Rows(n, 1e6)
     found, _ = bounds_of(survey)
-    assert found.score == pytest.approx(4 * reference(M, n, 0.1).multiples[0] * math.sqrt(M / n))
+    assert found.score == pytest.approx(reference(M, n, 0.1, 1.2).multiples[0] * math.sqrt(M / n))
+
+
+@pytest.mark.parametrize("told", [2.0, 20.0, 200.0, 2e4])
+@pytest.mark.parametrize("kind", ["normal residuals", "lognormal covariates"])
+def test_bounds_that_follow_long_rows_are_no_worse_than_those_of_normal_covariates(told, kind):
+    """The error with the bound that is taken where counts say how long rows are, over the least that a bound gives.
+
+    :param told: rows times rho for a coordinate.
+    """
+    rng = np.random.default_rng(2)
+    factors = np.abs(rng.normal(size=100_000)) if kind == "normal residuals" else np.exp(1.1 * rng.normal(size=100_000))
+    rows = rng.normal(size=(100_000, M)) * factors[:, None]
+    rows /= np.sqrt(np.mean(rows**2))
+    norms, n = np.linalg.norm(rows, axis=1), 1e6
+    survey, rho = Rows(n, 1.0), told * M / n
+
+    def error(multiple):
+        clipped = rows * np.minimum(1, multiple * math.sqrt(M) / norms)[:, None]
+        answer, variance = np.sum(rows * clipped) / rows.size, np.mean(clipped**2)
+        return math.sqrt((2 * multiple**2 / (0.85 * told) + variance) / answer**2)
+
+    def bounds(draws, frame, smallest, threshold, grid):  # without noise
+        of_norms = np.quantile(norms, 1 - np.asarray(threshold) / n) / math.sqrt(n)
+        return of_norms ** np.array([1, 2]) * math.sqrt(grid.ratio)
+
+    survey.bounds = bounds
+    found = bounds_of(survey, rho)[0].score * math.sqrt(n / M)
+    usual = reference(M, n, rho).multiples[0]
+    least = min(error(multiple) for multiple in np.geomspace(1.6, 8, 40))
+    assert error(found) < 1.1 * least
+    assert error(found) < 1.02 * error(usual)
 
 
 def test_the_bound_of_the_information_does_not_grow_until_its_noise_hides_it():
