@@ -186,7 +186,7 @@ def test_a_hopeless_run_is_refused_before_anything_is_released(kernel, stock):
     message = str(caught.value)
     for part in ("eps=0.05 with 100 rows", "the 2 numbers in which", "of the curvature", "standard deviations"):
         assert part in message
-    for way_out in ("Nothing was released", "Raise eps", "fewer", "`prepare=Preparation(force=True)`"):
+    for way_out in ("Nothing was released", "would do", "fewer", "`prepare=Preparation(force=True)`"):
         assert way_out in message
     assert "  " not in message
     assert kernel.ledger.untouched
