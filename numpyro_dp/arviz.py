@@ -37,7 +37,8 @@ def to_arviz(
     :param posterior_predictive: of ``Predictive(model, mcmc.get_samples())(key, ...)``, for *public* arguments: what is
         computed for the table's rows tells what they are, and the guarantee does not cover it.
     :return: ``InferenceData`` (ArviZ 0.2x) or ``DataTree`` (ArviZ 1.x).
-    :raises ValueError: if a prediction is as long as the table, which is most likely one for its rows.
+    :raises ValueError: if a prediction is as long as the table, which is most likely one for its rows. With `unit=`,
+        the table is as long as it has units: predictions for several rows of each are not noticed.
     """
     import arviz  # takes seconds
 

@@ -55,9 +55,9 @@ def _rounded_up(value: float) -> float:
 
 def what_would_do(eps: float, delta: float, times_rho: float, num_rows: float) -> str:
     """The eps at which rho is so many times what it is, or at the same eps the number of rows; in words."""
-    enough = _rounded_up(gaussian_eps(delta, times_rho * gaussian_rho(eps, delta)))
-    rows = f"{_rounded_up(num_rows):,.0f} rows at this eps"
-    return f"about eps={enough:.3g} or {rows} would do" if enough <= _NO_PRIVACY else f"about {rows} would do"
+    rows = f"{_rounded_up(num_rows):,.0f} rows at this eps would do"
+    enough = gaussian_eps(delta, times_rho * gaussian_rho(eps, delta)) if math.isfinite(eps) else math.inf
+    return f"about eps={_rounded_up(enough):.3g} or {rows}" if enough <= _NO_PRIVACY else f"about {rows}"
 
 
 def require_hope(size: int, num_rows: float, rho: float, options: Preparation, eps: float, delta: float) -> None:

@@ -47,7 +47,7 @@ _SPARSE, _SPARSE_PRICE, _SPARSE_SHARE = 0.03, 50.0, 0.03
 of the group only. It is paid for up to so many times, if that is no more than this share of the budget."""
 _TELLS, _HALF = 4.0, 0.5
 """A count can be told that is so many standard deviations of its noise; but no more than half of the rows are asked
-for. There are some four counts for each coordinate above which no row is. At 3, one run in 15 of 12 coordinates would
+for. There are some four counts for each coordinate above which no row is. At 3, one run in 16 of 12 coordinates would
 take noise for rows, and start in a frame that is far too narrow."""
 _WIDENS = 1 / 16
 """A round raises eigenvalues of the posterior's precision to this, where the frame says 1: an outcome that is all but

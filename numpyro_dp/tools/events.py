@@ -1,18 +1,18 @@
-"""A run's releases as dp_accounting describes them, so that its accountants can check ours.
+"""A run's releases as dp_accounting describes them, so that its accountants can check ours: extra `accounting`."""
 
-pip install 'numpyro_dp[accounting]'
-"""
-
-from dp_accounting import (
-    DpEvent,
-    GaussianDpEvent,
-    NeighboringRelation,
-    PoissonSampledDpEvent,
-    SampledWithoutReplacementDpEvent,
-    SelfComposedDpEvent,
-    TruncatedSubsampledGaussianDpEvent,
-    ZCDpEvent,
-)
+try:
+    from dp_accounting import (
+        DpEvent,
+        GaussianDpEvent,
+        NeighboringRelation,
+        PoissonSampledDpEvent,
+        SampledWithoutReplacementDpEvent,
+        SelfComposedDpEvent,
+        TruncatedSubsampledGaussianDpEvent,
+        ZCDpEvent,
+    )
+except ImportError as error:
+    raise ImportError("events need dp_accounting: pip install 'numpyro_dp[accounting]'") from error
 
 from numpyro_dp.privacy.mechanisms import (
     FixedBatchGaussian,

@@ -1,5 +1,6 @@
 """Estimates before a run: they agree with runs, and say what would work."""
 
+import math
 import re
 import warnings
 
@@ -193,6 +194,11 @@ def test_a_refusal_and_a_warning_say_what_would_do(size, n, eps):
         else:
             with pytest.raises(kind):
                 asked(check, n, 19.0)
+
+
+def test_a_refusal_without_privacy_says_how_many_rows_would_do():
+    with pytest.raises(PrivacyBudgetError, match=r"eps=inf with 10 rows .*; about [\d,]+ rows at this eps would do"):
+        require_hope(100, 10, 1e6, Preparation(), math.inf, 0.01)
 
 
 @pytest.mark.parametrize("make", [DPPenalty, DPHMC])
