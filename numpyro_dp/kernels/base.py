@@ -38,6 +38,7 @@ from numpyro_dp.kernels.state import (
     witness_of,
 )
 from numpyro_dp.model.arguments import PublicArguments, placeholder_rows
+from numpyro_dp.model.marginal import with_rule
 from numpyro_dp.model.separable import SeparableModel, released_model
 from numpyro_dp.model.separate import separate
 from numpyro_dp.model.units import group_rows, require_same_groups
@@ -520,7 +521,7 @@ class DPKernel(MCMCKernel, Algorithm):
             rows,
             neighboring_relation=plan.neighboring_relation,
             private=plan.private,
-            rows_per_unit=separated.rows_per_unit,
+            rows_per_unit=separated.numbers_per_unit,
             public_places=separated.has_public_places,
             batches=self._settings.batches if batches is None else batches,
             owners=self._settings.owners,
@@ -670,12 +671,15 @@ class DPKernel(MCMCKernel, Algorithm):
         known = separated = self._known(args, kwargs)
         if separated is None:
             options = self._settings.row_plate, self._settings.private_args, self._settings.table_size_is_public
-            separated = separate(self._settings.model, args, kwargs, *options)
+            named = self._settings.unit if isinstance(self._settings.unit, str) else None
+            separated = separate(self._settings.model, args, kwargs, *options, named)
             if self._settings.unit is not None:
                 are_counted = self._settings.size_is_public
                 separated = group_rows(
                     separated, self._settings.unit, args, kwargs, self._settings.max_rows_per_unit, are_counted
                 )
+            if separated.latents is not None:
+                separated = with_rule(separated, args, kwargs)
             self._separated[_signature(args, kwargs)] = separated
         elif isinstance(self._settings.unit, str):
             require_same_groups(separated, self._settings.unit, args, kwargs)

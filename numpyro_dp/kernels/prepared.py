@@ -528,6 +528,13 @@ def _cut_of_units(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
     if separated.of_rows is separated:
         return cut
     drawn = cut.drawn_log_density
+    if cut.parts is not None:
+        return dataclasses.replace(
+            cut,
+            apart=None,
+            row_log_density=separated.integrate(cut.parts),
+            drawn_log_density=None if cut.drawn_parts is None else separated.integrate(cut.drawn_parts),
+        )
     return dataclasses.replace(
         cut,
         apart=None,  # the rows of a unit may be of different groups

@@ -48,6 +48,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from numpyro_dp.model.arguments import NO_VALUE, canonical
 from numpyro_dp.model.graph import Graph, Op, is_public, trace
+from numpyro_dp.model.latents import Parts
 from numpyro_dp.model.separable import SeparableModel
 from numpyro_dp.model.synthetic import synthetic_rows, tolerance
 from numpyro_dp.model.tracing import Shape
@@ -72,6 +73,8 @@ class Cut:
     :ivar has_thresholds: whether parameters are compared with values that are no constants, so that there may be steps.
     :ivar apart: pairs of coordinates of which no row's log density depends on both, shape (m, m), such as the effects
         of two groups where each row has one: read off the graph, so that other pairs may be apart, too; or None.
+    :ivar parts, drawn_parts: where latents are integrated out, the factors of `row_log_density` and of
+        `drawn_log_density` as functions of phi; else None.
     """
 
     size: int
@@ -83,6 +86,8 @@ class Cut:
     num_outcomes: int | None = None
     has_thresholds: bool = False
     apart: np.ndarray | None = None
+    parts: Callable[[jax.Array], Parts] | None = None
+    drawn_parts: Callable[[jax.Array], Parts] | None = None
 
 
 def find_cut(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool = True) -> Cut:
@@ -110,6 +115,8 @@ def find_cut(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: b
         phi = smallest
     if _is_z(graph, phi):
         return _trivial(graph, separated, args, kwargs)
+    if separated.latents is not None:
+        return _cut_with_latents(graph, phi, separated, public)
     return Cut(
         size=phi.size,
         trivial=False,
@@ -140,6 +147,10 @@ def _drawn_of_z(graph: Graph, separated: SeparableModel, args: tuple, kwargs: di
 
 
 def _trivial(graph: Graph, separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
+    if separated.latents is not None:
+        of_z = _Phi(np.arange(graph.num_params), (), (graph.z,), graph.num_params)
+        cut = _cut_with_latents(graph, of_z, separated, _public_arrays(separated, args, kwargs))
+        return dataclasses.replace(cut, trivial=True, coordinates=lambda z: z)
     return Cut(
         size=separated.num_params,
         trivial=True,
@@ -151,6 +162,64 @@ def _trivial(graph: Graph, separated: SeparableModel, args: tuple, kwargs: dict)
         has_thresholds=graph.has_thresholds,
         apart=_apart(graph, _Phi(np.arange(graph.num_params), (), (graph.z,), graph.num_params)),
     )
+
+
+def _cut_with_latents(graph: Graph, phi: "_Phi", separated: SeparableModel, public: Sequence) -> Cut:
+    """A cut of the joint density of a row and its latents, which are integrated out beyond it."""
+    can_draw = _can_draw(graph, phi)
+    parts = functools.partial(_parts, graph, phi, public, False)
+    drawn_parts = functools.partial(_parts, graph, phi, public, True) if can_draw else None
+    return Cut(
+        size=phi.size,
+        trivial=False,
+        names=_names(graph, phi, separated),
+        coordinates=functools.partial(_coordinates, graph, phi, public),
+        row_log_density=separated.integrate(parts),
+        drawn_log_density=None if drawn_parts is None else separated.integrate(drawn_parts),
+        has_thresholds=graph.has_thresholds,
+        apart=_apart(graph, phi),
+        parts=parts,
+        drawn_parts=drawn_parts,
+    )
+
+
+def _parts(graph: Graph, phi: "_Phi", public: Sequence, drawn: bool, at: jax.Array) -> Parts:
+    """The factors of a row at phi. What does not depend on the latents is evaluated before them."""
+    *rows, latent = graph.rows
+    prior, start = graph.prior, graph.start
+    given = graph.drawn if drawn else graph.given
+    assert prior is not None and start is not None and given is not None
+    targets = [start, prior, given]
+    before = _known(graph, phi, public, at, ())
+    before |= _frontier(graph, targets, before, {graph.key, *graph.rows})
+    of_row = {graph.key, *rows}
+
+    def prepare(row: tuple, *words: jax.Array) -> dict[int, jax.Array]:
+        known = {v: jnp.asarray(x, graph.avals[v].dtype) for v, x in zip(rows, row, strict=True)}
+        known[graph.key] = jnp.concatenate(words) if words else jnp.zeros(4, jnp.uint32)
+        later = _frontier(graph, targets, before | known, {latent})
+        return {v: x for v, x in later.items() if v not in before} | {v: known[v] for v in of_row}
+
+    def evaluate(target: int) -> Callable[..., jax.Array]:
+        return lambda prepared, w: graph.evaluate(before | prepared | {latent: w}, [target])[0]
+
+    nothing = jnp.zeros(graph.avals[latent].shape, graph.avals[latent].dtype)
+    return Parts(prepare, lambda prepared: evaluate(start)(prepared, nothing), evaluate(prior), evaluate(given))
+
+
+def _frontier(graph: Graph, targets: Sequence[int], known: dict[int, Any], later: Collection[int]) -> dict[int, Any]:
+    """The values that operations which depend on `later` take from those that do not, and the targets among these."""
+    depends, wanted = set(later), set[int]()
+    ops = graph.needed(targets, known.keys())
+    for op in ops:
+        if not depends.isdisjoint(op.inputs):
+            depends.update(op.outputs)
+    for op in ops:
+        if not depends.isdisjoint(op.inputs):
+            wanted.update(op.inputs)
+    wanted = (wanted | set(targets)) - depends - known.keys() - graph.constants.keys()
+    order = sorted(wanted)
+    return dict(zip(order, graph.evaluate(known, order), strict=True))
 
 
 def _public_arrays(separated: SeparableModel, args: tuple, kwargs: dict) -> list:
@@ -353,7 +422,7 @@ def _entries_in(graph: Graph, phi: _Phi) -> list[int]:
 
 def _known(graph: Graph, phi: _Phi, public: Sequence, at: jax.Array, row: tuple) -> dict[int, jax.Array]:
     known = _with_public(graph, public)
-    known |= {v: jnp.asarray(x, graph.avals[v].dtype) for v, x in zip(graph.rows, row, strict=True)}
+    known |= {v: jnp.asarray(x, graph.avals[v].dtype) for v, x in zip(graph.rows, row, strict=bool(row))}
     at = jnp.asarray(at, graph.avals[graph.z].dtype)
     start = phi.entries.size
     # The other entries of z reach nothing.
@@ -410,13 +479,15 @@ def _check(graph: Graph, phi: _Phi, separated: SeparableModel, public: Sequence,
     draws = rng.normal(size=(_DRAWS + _WILD_DRAWS, graph.num_params))
     draws[_DRAWS:] *= _WILD
     rows = synthetic_rows(separated.private_arguments(), _ROWS, rng)
+    if separated.latents is not None:
+        rows = (*rows, rng.normal(size=(len(rows[0]), separated.latents.size)).astype(graph.avals[graph.z].dtype))
     # Public arrays that are traced have no value here.
     public = [np.ones(x.shape, canonical(x.dtype)) if isinstance(x, NO_VALUE) else np.asarray(x) for x in public]
 
     def compute(public: list, z: jax.Array, rows: tuple, noise: jax.Array) -> tuple:
         def at_z(z: jax.Array, row: tuple) -> jax.Array:
             arrays = _with_public(graph, public)
-            return graph.original(z, jnp.zeros(2, jnp.uint32), *row, *(arrays[v] for v in graph.public))[0]
+            return graph.original(z, jnp.zeros(graph.avals[graph.key].shape, jnp.uint32), *row, *(arrays[v] for v in graph.public))[0]
 
         def over_rows(density: Callable, points: jax.Array) -> jax.Array:
             return jax.vmap(lambda p: jax.vmap(lambda row: density(p, row))(rows))(points)

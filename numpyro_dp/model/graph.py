@@ -37,7 +37,10 @@ class Graph:
     :ivar ops: the operations, each after those that it needs.
     :ivar constants: values known beforehand, by number.
     :ivar z, public, rows, key: numbers of the flat parameters, of the public arrays, of the row, of the key's words.
+        Where latents are integrated out, the last of the row's are these, w, and the density is that of row and w.
     :ivar output, drawn: numbers of the row's log density, and of that of a row that is drawn; None if none can be.
+    :ivar start, prior, given: where latents are integrated out, the numbers of what `Parts` gives; else None. `drawn` is
+        then that of the row given w.
     :ivar num_outcomes: how many values an outcome can have, where these are few; then it is the key's first word that
         says which of them the drawn one is.
     :ivar of_z, of_row: the values that depend on the parameters, and those that depend on the row (or on the key).
@@ -45,7 +48,7 @@ class Graph:
     :ivar picks: the values that a row picks, by an index of its own, from a value that depends on the parameters alone.
     """
 
-    def __init__(self, closed: ClosedJaxpr, num_rows: int):
+    def __init__(self, closed: ClosedJaxpr, num_rows: int, has_latents: bool):
         self.original = jaxpr_as_fun(closed)
         self.ops: list[Op] = []
         self.op_of: dict[int, Op] = {}
@@ -57,7 +60,9 @@ class Graph:
         self.rows, self.public = rest[:num_rows], rest[num_rows:]
         self.of_z, self.of_row = {self.z}, {self.key, *self.rows}
         self.entries: dict[int, np.ndarray] = {self.z: np.arange(self.size(self.z))}
-        self.output, *drawn = self._write_out(closed.jaxpr, closed.consts, inputs)
+        self.output, *others = self._write_out(closed.jaxpr, closed.consts, inputs)
+        self.start, self.prior, self.given = others[:3] if has_latents else (None, None, None)
+        drawn = others[3:] if has_latents else others
         self.drawn = drawn[0] if drawn else None
         self.num_outcomes: int | None = None
 
@@ -382,6 +387,8 @@ def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool
         supply = iter(public)
         filled = [next(supply) if is_public(a) else leaf for leaf, a in zip(leaves, separated.arguments, strict=True)]
         args, kwargs = jax.tree.unflatten(treedef, filled)
+        if separated.latents is not None:
+            return _of_parts(separated, args, kwargs, z, key, rows)
         found = [separated.row_log_density(args, kwargs)(z, rows)]
         # Whatever keeps outcomes from being drawn (a law that has no sampler, say), one can do without.
         with contextlib.suppress(Exception):
@@ -398,8 +405,10 @@ def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool
     z = jax.ShapeDtypeStruct((separated.num_params,), ravel_pytree(separated.prototype)[0].dtype)
     rows = tuple(jax.ShapeDtypeStruct((1, *a.row_shape), a.dtype) for a in separated.private_arguments())
     public = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in separated.arguments if is_public(a)]
-    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    graph = Graph(jax.make_jaxpr(log_densities)(z, key, rows, public), len(rows))
+    key = jax.ShapeDtypeStruct((2,) if separated.latents is None else (4,), jnp.uint32)
+    if separated.latents is not None:
+        rows = (*rows, jax.ShapeDtypeStruct((separated.latents.size,), z.dtype))
+    graph = Graph(jax.make_jaxpr(log_densities)(z, key, rows, public), len(rows), separated.latents is not None)
     if graph.drawn is not None:
         # Where the observed outcome has a part in the law of the drawn one (a series' last value, a weight that depends
         # on it), the two together are no draw of the model.
@@ -408,6 +417,24 @@ def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool
             graph.drawn = None
         graph.num_outcomes = num_outcomes
     return graph
+
+
+def _of_parts(
+    separated: SeparableModel, args: tuple, kwargs: dict, z: jax.Array, key: jax.Array, rows: tuple
+) -> list[jax.Array]:
+    """Of a row and its latents, the last of `rows`: the joint log density, then what `Parts` gives, then what is drawn.
+
+    :param key: words of the unit's key, then of the row's.
+    """
+    *row, w = rows
+    parts = separated.parts(args, kwargs)(z)
+    prepared = parts.prepare(tuple(row))
+    prior, given = parts.prior(prepared, w), parts.given(prepared, w)
+    found = [prior + given, parts.start(prepared), prior, given]
+    with contextlib.suppress(Exception):
+        drawn = separated.parts(args, kwargs, drawn=True)(z)
+        found.append(drawn.given(drawn.prepare(tuple(row), key[:2], key[2:]), w))
+    return found
 
 
 def is_public(argument: Any) -> bool:

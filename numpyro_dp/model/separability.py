@@ -27,7 +27,6 @@ from numpyro_dp.model.separable import SeparableModel
 from numpyro_dp.model.tracing import (
     FullTrace,
     Shape,
-    Site,
     Sites,
     array_constants,
     branches_on_values,
@@ -168,7 +167,9 @@ def site_problems(separated: SeparableModel, sites: Sites, private_args: Sequenc
     :param private_args: what the user said about them; None, if it was left to `classify_arguments`.
     """
     private = private_leaves(separated.arguments)
-    latent = [s for s in sites.values() if s.kind == "latent"]
+    latents = separated.latents
+    names = frozenset() if latents is None else latents.names
+    latent = [s for s in sites.values() if s.kind == "latent" and s.name not in names]
     # With their discrete latents given, rows are made of observed sites and of these.
     members = [s for s in sites.values() if s.kind == "observed" or s.name in separated.row_latents]
 
@@ -176,18 +177,17 @@ def site_problems(separated: SeparableModel, sites: Sites, private_args: Sequenc
         return quote(separated.arguments[k].name for k in sorted(indices))
 
     problems = [
-        f"latent site '{s.name}' lives in the row plate {quote(sorted(s.plates & separated.row_plates))}: one value "
-        f"per protected row would publish that row; if all rows share it, draw it before the plate; "
-        f"{_way_out_of_row_plate(s)}"
+        f"the prior of '{s.name}' uses {quote(sorted(s.continuous_latents & names))}, of which each row or unit has "
+        "its own value: that is no prior times one factor per row. Put it into the same plate"
         for s in latent
-        if s.plates & separated.row_plates
+        if s.continuous_latents & names
     ]
     problems += [
         f"the prior of '{s.name}' uses private argument {used(s.depends_on & private)}: priors, their supports and "
         "group sizes must come from public knowledge; pass such values as separate public arguments, and if "
         f"{used(s.depends_on & private)} holds no rows, list the arguments that do with `private_args=`"
-        for s in latent
-        if s.depends_on & private
+        for s in sites.values()
+        if s.kind == "latent" and s.depends_on & private and (s in latent or (latents is not None and latents.plates))
     ]
     n = separated.num_rows
     for s in members:
@@ -201,8 +201,8 @@ def site_problems(separated: SeparableModel, sites: Sites, private_args: Sequenc
                 )
             continue
         if s.factor and not s.plates & separated.row_plates and s.log_prob_shape[:1] != (n,):
-            latents = sorted(s.discrete_latents & separated.row_latents)
-            source = f"private argument {used(s.depends_on & private)}" if s.depends_on & private else quote(latents)
+            summed = sorted(s.discrete_latents & separated.row_latents)
+            source = f"private argument {used(s.depends_on & private)}" if s.depends_on & private else quote(summed)
             problems.append(
                 f"factor '{s.name}' is computed from {source} over all rows at once: put one factor per row into the "
                 "row plate, "
@@ -233,7 +233,8 @@ def discrete_problems(separated: SeparableModel, full: FullTrace) -> list[str]:
         )
     problems += [
         f"the prior of '{s.name}' uses {quote(sorted(s.discrete_latents & latents))}, of which each row has its own "
-        "value: that is no prior times one factor per row"
+        "value: that is no prior times one factor per row, and a continuous latent of a row takes a mixture as its "
+        "prior (`MixtureSameFamily`)"
         for s in full.sites.values()
         if s.kind == "latent" and s.discrete_latents & latents
     ]
@@ -250,18 +251,6 @@ def discrete_problems(separated: SeparableModel, full: FullTrace) -> list[str]:
             "`MixtureSameFamily`)"
         )
     return problems
-
-
-def _way_out_of_row_plate(site: Site) -> str:
-    if site.name.endswith("_unobserved"):  # named by NumPyro
-        return (
-            "fill the missing values with any number and mask them, `numpyro.handlers.mask(mask=...)`, instead of "
-            "`obs_mask`"
-        )
-    return (
-        "sum or integrate it out (for a mixture, `MixtureSameFamily`; for a rate of each row, `BetaBinomial` or "
-        "`GammaPoisson`), or give it a plate over groups"
-    )
 
 
 def closed_over_problems(
@@ -307,7 +296,7 @@ def one_row_trace(separated: SeparableModel, args: tuple, kwargs: dict) -> tuple
 
     def run(arrays: list) -> dict[str, jax.Array]:
         args, kwargs = merge(arrays)
-        model = initialized(keep_sites(separated.model, lambda name: True, separated.row_plates, 1))
+        model = initialized(keep_sites(separated.model, lambda name: True, separated.plates_of_one, 1))
         log_probs = {}
         for name, msg in trace(model).get_trace(*args, **kwargs).items():
             if msg["type"] in ("sample", "deterministic"):
@@ -377,20 +366,22 @@ def derivative_problems(separated: SeparableModel, args: tuple, kwargs: dict) ->
     return [describe_hazard(name) for name in sorted(hazards(closed.jaxpr, [*private, False]))]
 
 
-def one_row_problems(sites: Sites, one_row: Sites) -> list[str]:
+def one_row_problems(separated: SeparableModel, sites: Sites, one_row: Sites) -> list[str]:
     """Sites that are others with one row than with all of them."""
     missing = [name for name, s in sites.items() if s.kind != "deterministic" and name not in one_row]
     problems = []
+    latents = frozenset() if separated.latents is None else separated.latents.names
     if missing:
         problems.append(
             f"a site exists only for some numbers of rows: {quote(missing[:3])}. Give all rows to one site, in a plate"
         )
     for s in sites.values():
-        if s.kind == "latent" and s.name in one_row and one_row[s.name].shape != s.shape:
+        is_own = s.kind != "latent" or s.name in latents
+        if not is_own and s.name in one_row and one_row[s.name].shape != s.shape:
             problems.append(
                 f"latent site '{s.name}' has shape {s.shape} with all rows and {one_row[s.name].shape} with one: one "
-                "value per protected row would publish that row; sum or integrate it out, or give it a plate over "
-                "groups whose number is an argument"
+                "value per protected row would publish that row. In the plate of the rows it is integrated out; or "
+                "give it a plate over groups whose number is an argument"
             )
     return problems
 
@@ -406,6 +397,8 @@ def sites_to_drop(separated: SeparableModel, sites: Sites, one_row: Sites) -> di
             dropped[s.name] = "computed from private rows"
         elif s.discrete_latents:
             dropped[s.name] = "computed from latents that are summed out"
+        elif separated.latents is not None and s.continuous_latents & separated.latents.names:
+            dropped[s.name] = "computed from latents that are integrated out"
         elif s.name not in one_row or one_row[s.name].shape != s.shape:
             dropped[s.name] = "has one value per row"
     return dropped

@@ -13,6 +13,8 @@ mean everywhere in NumPyro.
 Discrete latents that each row has to itself (a mixture's membership, whether an outcome is mislabelled) are summed out,
 row by row, by NumPyro's enumeration: a row's term is the log of the sum over their values. Scales and masks act before
 that sum, as in NumPyro's HMC. This needs funsor (`pip install 'numpyro_dp[enumeration]'`).
+
+Continuous latents of a row, or of a unit that has several rows, are integrated out (see `numpyro_dp.model.latents`).
 """
 
 import dataclasses
@@ -32,6 +34,15 @@ from numpyro_dp.model.arguments import (
     is_array,
     placeholder_rows,
     traced,
+)
+from numpyro_dp.model.latents import (
+    Latents,
+    Parts,
+    draw_latents,
+    fix_continuous,
+    integrated,
+    latent_log_density,
+    latent_means,
 )
 from numpyro_dp.model.tracing import (
     CannotDrawError,
@@ -60,6 +71,7 @@ class SeparableModel:
     :ivar dropped_sites: deterministic sites that are left out of the samples, with the reason.
     :ivar closed_over: what the model reads besides its arguments and that holds numbers: public, if anything is.
     :ivar prototype: unconstrained parameters of the right shapes and dtypes (zeros).
+    :ivar latents: the continuous latents of a row or unit, which are integrated out; None if there are none.
     """
 
     model: Callable
@@ -74,6 +86,7 @@ class SeparableModel:
     dropped_sites: dict[str, str]
     closed_over: tuple[str, ...]
     prototype: dict[str, np.ndarray]
+    latents: Latents | None
 
     @property
     def of_rows(self) -> "SeparableModel":
@@ -95,8 +108,34 @@ class SeparableModel:
         """Whether a change of one unit's rows leaves all others where they are."""
         return True
 
+    @property
+    def plates_of_one(self) -> frozenset[str]:
+        """The plates that have one member where one row is evaluated."""
+        return self.row_plates if self.latents is None else self.row_plates | self.latents.plates
+
+    @property
+    def numbers_per_unit(self) -> int:
+        """How many densities of a row that of a unit is made of."""
+        return self.rows_per_unit * (1 if self.latents is None else len(self.latents.rule.nodes))
+
     def per_unit(self, density: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
         """From a row's density (`row_log_density`, `drawn_log_density`) to that of a protected unit's rows together."""
+        return density
+
+    def integrate(self, parts: Callable[[jax.Array], Parts]) -> Callable[..., jax.Array]:
+        """From the factors of a row's density to the density of a protected unit, its latents integrated out.
+
+        :return: the function ``(z, slices of `rows`, *words of a key)``; the words for parts of a row that is drawn.
+        """
+        latents = self.latents
+        assert latents is not None
+
+        def density(z: jax.Array, row: tuple, *words: jax.Array) -> jax.Array:
+            keys = [split_words(words[0], 2)] if words else []
+            keys = [key for pair in keys for key in (pair[0], pair[1:])]
+            rows = tuple(part[None] for part in row)
+            return integrated(latents, parts, z, rows, jnp.ones(1, bool), *keys)
+
         return density
 
     @property
@@ -127,36 +166,108 @@ class SeparableModel:
 
     def row_log_density(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple], jax.Array]:
         """The function ``(flat z, one-row slices of `rows`) -> log p(row | z)``; public arguments are closed over."""
+        if self.latents is not None:
+            return jax.jit(self.integrate(self.parts(args, kwargs)), inline=True)
+        density = self._given_log_density(args, kwargs)
+        return lambda z, row: density(self.unravel(z), row)
+
+    def _given_log_density(self, args: tuple, kwargs: dict) -> Callable[[Params, tuple], jax.Array]:
+        """The function ``(unconstrained values of all continuous latents, one-row slices) -> log p(row | those)``."""
         if self.row_latents:
             density = self.row_log_density_at(args, kwargs)
-            return lambda z, row: density(z, row, None)
+            return lambda values, row: density(values, row, None)
         args, kwargs = self.without_private(args, kwargs)  # who keeps the function keeps no table
-        model = keep_sites(self.model, self.row_sites.__contains__, self.row_plates, 1)
+        model = keep_sites(self.model, self.row_sites.__contains__, self.plates_of_one, 1)
 
         @functools.partial(jax.jit, inline=True)  # NumPyro validates concrete values only: no warning shows a row
-        def log_density(z: jax.Array, row: tuple) -> jax.Array:
+        def log_density(values: Params, row: tuple) -> jax.Array:
             row_args, row_kwargs = self.with_private(args, kwargs, row)
-            return -potential_energy(model, row_args, row_kwargs, self.unravel(z))
+            return -potential_energy(model, row_args, row_kwargs, values)
 
         return log_density
 
-    def row_log_density_at(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple, Mapping | None], jax.Array]:
-        """The function ``(flat z, one-row slices, latents) -> log p(row, latents | z)``, a term of what is summed.
+    def row_log_density_at(self, args: tuple, kwargs: dict) -> Callable[[Params, tuple, Mapping | None], jax.Array]:
+        """The function ``(unconstrained values, one-row slices, latents) -> log p(row, latents | values)``.
 
-        The latents are given as positions in [0, 1) of the list of their values; None sums over them.
+        That is a term of what is summed. The values are those of all continuous latents; the discrete ones are given as
+        positions in [0, 1) of the list of their values, and None sums over them.
         """
+        if not self.row_latents:
+            density_given = self._given_log_density(args, kwargs)
+            return lambda values, row, _: density_given(values, row)
         args, kwargs = self.without_private(args, kwargs)
-        model = keep_sites(self.model, lambda name: True, self.row_plates, 1)
+        model = keep_sites(self.model, lambda name: True, self.plates_of_one, 1)
 
         @functools.partial(jax.jit, inline=True)
-        def log_density(z: jax.Array, row: tuple, latents: Mapping | None) -> jax.Array:
+        def log_density(values: Params, row: tuple, latents: Mapping | None) -> jax.Array:
             row_args, row_kwargs = self.with_private(args, kwargs, row)
             density = sum_over_latents(
-                model, self.unravel(z), self.row_sites, self.row_latents, self.first_available_dim, latents
+                model, values, self.row_sites, self.row_latents, self.first_available_dim, latents
             )
             return density(*row_args, **row_kwargs)
 
         return log_density
+
+    def latent_log_density(
+        self, args: tuple, kwargs: dict, is_proper: bool = True
+    ) -> Callable[[Params, Params, tuple], jax.Array]:
+        """The function ``(z, w, one-row slices) -> log p(w | z)``; see `numpyro_dp.model.latents`."""
+        args, kwargs = self.without_private(args, kwargs)
+        model = self._as_one_row
+
+        @functools.partial(jax.jit, inline=True)
+        def log_density(z: Params, w: Params, row: tuple) -> jax.Array:
+            return latent_log_density(model, z, w, *self.with_private(args, kwargs, row), is_proper)
+
+        return log_density
+
+    def parts(self, args: tuple, kwargs: dict, drawn: bool = False) -> Callable[[jax.Array], Parts]:
+        """From flat z to the factors of a row whose latents are integrated out.
+
+        :param drawn: of a row with its observed sites drawn from the model at z, which are constants to derivatives.
+        :raises CannotDrawError: where the model does not say how a row's outcomes come about; the functions do, too.
+        """
+        latents, args_kwargs = self.latents, self.without_private(args, kwargs)
+        assert latents is not None
+        log_prior, given = self.latent_log_density(args, kwargs), self._given_log_density(args, kwargs)
+        if drawn and self.outcome_leaves is None:
+            raise CannotDrawError("a site observes a constant")
+
+        def parts(z_flat: jax.Array) -> Parts:
+            z = self.unravel(z_flat)
+
+            def prepare(row: tuple, *words: jax.Array) -> tuple:
+                row = latents.own(row)
+                return row, (self._draw_with_latents(z, row, words, *args_kwargs) if words else None)
+
+            def start(prepared: tuple) -> jax.Array:
+                row_args, row_kwargs = self.with_private(*args_kwargs, prepared[0])
+                means = latent_means(self._as_one_row, z, latents.names, row_args, row_kwargs)
+                return ravel_pytree(jax.tree.map(lambda x, at: x.astype(at.dtype), means, latents.prototype))[0]
+
+            def of_row(prepared: tuple, w: jax.Array) -> jax.Array:
+                row, outcomes = prepared
+                density = given
+                if outcomes is not None:
+                    observed = dataclasses.replace(self, model=_Observe(self.model, outcomes))
+                    density = observed._given_log_density(args, kwargs)
+                return density({**z, **latents.unravel(w)}, row)
+
+            return Parts(prepare, start, lambda prepared, w: log_prior(z, latents.unravel(w), prepared[0]), of_row)
+
+        return parts
+
+    def _draw_with_latents(
+        self, z: Params, row: tuple, words: Sequence[jax.Array], args: tuple, kwargs: dict
+    ) -> dict[str, jax.Array]:
+        """Values of a row's observed sites: its latents by the unit's key, and these by the row's."""
+        assert self.latents is not None
+        of_unit, of_row = (jax.random.wrap_key_data(key, impl="threefry2x32") for key in words)
+        row_args, row_kwargs = self.with_private(args, kwargs, row)
+        model, outcomes = self._drawn_model(), self.row_sites - self.row_latents
+        w = draw_latents(model, z, self.latents.names, of_unit, row_args, row_kwargs)
+        values = draw_outcomes(model, {**z, **w}, outcomes, self.row_latents, of_row, row_args, row_kwargs)
+        return jax.lax.stop_gradient(values)
 
     def drawn_log_density(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple, jax.Array], jax.Array]:
         """The function ``(flat z, one-row slices, words of a key) -> log p(row' | z)``, where row' is the row with its
@@ -164,6 +275,8 @@ class SeparableModel:
 
         :raises CannotDrawError: where the model does not say how a row's outcomes come about; the function does, too.
         """
+        if self.latents is not None:
+            return jax.jit(self.integrate(self.parts(args, kwargs, drawn=True)), inline=True)
         args, kwargs = self.without_private(args, kwargs)
         outcomes = self.row_sites - self.row_latents
         if self.outcome_leaves is None:
@@ -203,7 +316,7 @@ class SeparableModel:
             values = self._few_outcomes(z, *self.with_private(*self.without_private(args, kwargs), row))
             found.append(None if values is None else len(*values.values()))
 
-        if self.outcome_leaves is not None:
+        if self.outcome_leaves is not None and self.latents is None:
             jax.eval_shape(count, self.ravel(self.prototype), placeholder_rows(self.arguments))  # type: ignore[arg-type]
         return found[0] if found else None
 
@@ -213,7 +326,12 @@ class SeparableModel:
         return few_outcomes(model, self.unravel(z), outcomes, self.row_latents, row_args, row_kwargs)
 
     def _drawn_model(self) -> Callable:
-        return keep_sites(released_model(self.model), lambda name: True, self.row_plates, 1)
+        return keep_sites(released_model(self.model), lambda name: True, self.plates_of_one, 1)
+
+    @property
+    def _as_one_row(self) -> Callable:
+        """The model at one row."""
+        return keep_sites(self.model, lambda name: True, self.plates_of_one, 1)
 
     def log_prior(self, args: tuple, kwargs: dict) -> Callable[[jax.Array], jax.Array]:
         """The function ``flat z -> log p(z)``, Jacobians of the transforms included. Sees no private argument."""
@@ -281,9 +399,15 @@ class SeparableModel:
     @property
     def prior_model(self) -> Callable:
         """The model beside a single row, with the densities of the row's sites left out."""
-        # Any value of the discrete latents will do: nothing that the prior is made of depends on them.
-        model = fix_latents(self.model, dict.fromkeys(self.row_latents, 0.0))
-        return keep_sites(model, lambda name: name not in self.row_sites, self.row_plates, 1)
+        # Any value of the rows' latents will do: nothing that the prior is made of depends on them.
+        names = frozenset() if self.latents is None else self.latents.names
+        model = fix_continuous(fix_latents(self.model, dict.fromkeys(self.row_latents, 0.0)), names)
+        return keep_sites(model, lambda name: name not in self.row_sites | names, self.plates_of_one, 1)
+
+
+def split_words(words: jax.Array, num: int) -> jax.Array:
+    """The words of so many keys, shape (num, 2)."""
+    return jax.random.key_data(jax.random.split(jax.random.wrap_key_data(words, impl="threefry2x32"), num))
 
 
 def released_model(model: Callable) -> Callable:

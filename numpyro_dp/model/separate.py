@@ -20,8 +20,10 @@ from numpyro_dp.model.arguments import (
     mark_chosen,
     name_leaves,
     named_values,
+    quote,
     raise_if,
 )
+from numpyro_dp.model.marginal import find_latents
 from numpyro_dp.model.outside import Outside, iterator_problems, listed, read_outside
 from numpyro_dp.model.separability import (
     classify_arguments,
@@ -42,6 +44,7 @@ from numpyro_dp.model.standins import stand_ins, without_length
 from numpyro_dp.model.synthetic import check_on_synthetic_rows
 from numpyro_dp.model.tracing import (
     Site,
+    Sites,
     abstract_trace,
     explained_errors,
     first_available_dim,
@@ -55,6 +58,7 @@ def separate(
     row_plate: str | None = None,
     private_args: Sequence[str] | None = None,
     public_size: bool = True,
+    unit: str | None = None,
 ) -> SeparableModel:
     """Split `model` into a data-free prior and one factor per row, or refuse it.
 
@@ -67,16 +71,17 @@ def separate(
     :param public_size: whether everybody may know how many rows there are. If not, all tables that differ in nothing
         else have the same result, but for `num_rows`, or are refused with the same message; see
         `numpyro_dp.model.standins`.
+    :param unit: name of the argument that says whose each row is. Latents that a row picks by it are its unit's own.
     :raises UnsupportedModelError: with every reason why the model has no such form, and the way out of each.
     """
     kwargs = {} if kwargs is None else kwargs
     outside = read_outside(model, named_values(model, args, kwargs))
     raise_if(iterator_problems(outside))
     if public_size:
-        return _separate(model, args, kwargs, row_plate, private_args, outside)
+        return _separate(model, args, kwargs, row_plate, private_args, outside, unit)
     table = stand_ins(model, args, kwargs, private_args, outside)
     with without_length(model, table):
-        separated = _separate(model, table.args, table.kwargs, row_plate, table.private_args, outside)
+        separated = _separate(model, table.args, table.kwargs, row_plate, table.private_args, outside, unit)
     return dataclasses.replace(separated, num_rows=table.num_rows)
 
 
@@ -87,6 +92,7 @@ def _separate(
     row_plate: str | None,
     private_args: Sequence[str] | None,
     outside: Sequence[Outside],
+    unit: str | None,
 ) -> SeparableModel:
     named = name_leaves(model, args, kwargs)
     raise_if(argument_problems(named, args, kwargs))
@@ -103,9 +109,15 @@ def _separate(
 
     private, row_plates = private_leaves(arguments), find_row_plates(sites, num_rows, plate)
     latents = frozenset(s.name for s in sites.values() if s.kind == "discrete" and s.plates & row_plates)
+    own = frozenset(s.name for s in sites.values() if s.kind == "latent" and s.plates & row_plates)
     observed = [s for s in sites.values() if s.kind == "observed"]
     row_sites = latents.union(
-        s.name for s in observed if s.depends_on & private or s.plates & row_plates or s.discrete_latents & latents
+        s.name
+        for s in observed
+        if s.depends_on & private
+        or s.plates & row_plates
+        or s.discrete_latents & latents
+        or s.continuous_latents & own
     )
     separated = SeparableModel(
         model=model,
@@ -120,14 +132,17 @@ def _separate(
         dropped_sites={},
         closed_over=listed(outside),
         prototype=full.prototype,
+        latents=None,
     )
+    separated, problems = _with_latents(separated, sites, unit, args, kwargs)
+    raise_if(problems)
     one_row, constants, failure = one_row_trace(separated, args, kwargs)
     # What is as long as there are rows beside a single row, too, does not come from the arguments.
     constants = full.constants if failure else full.constants & constants
     problems = site_problems(separated, sites, private_args) + discrete_problems(separated, full)
     raise_if([*problems, *closed_over_problems(separated, sites, constants, outside)])
     raise_if(failure)
-    raise_if(one_row_problems(sites, one_row))
+    raise_if(one_row_problems(separated, sites, one_row))
     raise_if(enumeration_problems(separated, args, kwargs))
     raise_if(derivative_problems(separated, args, kwargs))
 
@@ -136,6 +151,22 @@ def _separate(
     problems, depend_on_size = check_on_synthetic_rows(separated, args, kwargs, sites)
     raise_if(problems)
     return dataclasses.replace(separated, dropped_sites=dropped | depend_on_size)
+
+
+def _with_latents(
+    separated: SeparableModel, sites: Sites, unit: str | None, args: tuple, kwargs: dict
+) -> tuple[SeparableModel, list[str]]:
+    """The model with the continuous latents of its rows or units apart from its parameters."""
+    latents, problems = find_latents(separated, sites, unit, args, kwargs)
+    if latents is None:
+        return separated, problems
+    prototype = {name: x for name, x in separated.prototype.items() if name not in latents.names}
+    if not sum(x.size for x in prototype.values()):
+        problems.append(
+            f"the model has no latent sites beside {quote(sorted(latents.names))}, which are integrated out: there is "
+            "nothing to infer"
+        )
+    return dataclasses.replace(separated, prototype=prototype, latents=latents), problems
 
 
 def _outcome_leaves(outcomes: Sequence[Site], private: frozenset[int]) -> frozenset[int] | None:

@@ -7,7 +7,8 @@ No private value is involved.
 
 Discrete latents are fixed at synthetic values for this, as if they were columns of the table: if the model is a product
 over rows for all of their values, so is the sum over them. That enumeration gives back the density at such values is
-checked beside it (it would not if the model indexed or summed over the axis of the rows).
+checked beside it (it would not if the model indexed or summed over the axis of the rows). So it is with continuous
+latents that are integrated out; where they are a unit's, each synthetic row is of another unit.
 """
 
 import functools
@@ -64,11 +65,12 @@ def check_on_synthetic_rows(
     kinds = [*_SYNTHETIC_VALUES, *(f"missing {a.name}" for a in floats)]
     # Of a model that makes no sense around 0 in unconstrained space: where its prior is.
     kinds += [kind + _AT_PRIOR for kind in _SYNTHETIC_VALUES]
+    members = separated.row_sites if separated.latents is None else separated.row_sites | separated.latents.names
     for kind in kinds:
         if kind.endswith(_AT_PRIOR) and separated.row_sites.issubset(set().union(*verified.values())):
             break
         few = check.few(kind)
-        for name in sorted(separated.row_sites):
+        for name in sorted(members):
             terms, whole = few.by_row[name], few.whole[name]
             if np.isfinite(whole) and np.all(np.isfinite(terms)):
                 verified.setdefault(kind, set()).add(name)
@@ -101,13 +103,15 @@ def _compare_at_full_size(
 ) -> tuple[list[str], dict[str, str]]:
     few = check.few(kind)
     every, n = check.all_rows(kind, few), separated.num_rows
-    counts = np.bincount(np.arange(n) % _FEW, minlength=_FEW)  # how often each of the few rows occurs
+    counts, counts_of_latents = check.counts(n)  # how often each of the few rows occurs
+    latents = frozenset() if separated.latents is None else separated.latents.names
     slack = 1 + n / 10_000  # rounding of long sums
     problems, magnitude = [], abs(few.log_prior)
     for name, whole in every.densities.items():
-        terms = few.by_row[name][counts > 0]
-        if name in separated.row_sites:
-            terms = counts[counts > 0] * terms
+        often = counts_of_latents if name in latents else counts
+        terms = few.by_row[name][often > 0]
+        if name in separated.row_sites | latents:
+            terms = often[often > 0] * terms
             by_row, size = np.sum(terms), np.sum(np.abs(terms))
             magnitude += size
             if _differ(separated, whole, by_row, size, slack):
@@ -119,6 +123,7 @@ def _compare_at_full_size(
                 "Python number, not from a shape"
             )
     total = few.log_prior + np.sum((counts * few.row_log_density)[counts > 0])
+    total += np.sum((counts_of_latents * few.latent_log_density)[counts_of_latents > 0])
     if not problems and _differ(separated, every.total, total, magnitude, slack):
         problems.append(
             f"the model's log density on {n} synthetic rows is {every.total:.6g}, but its prior and its rows one by "
@@ -182,12 +187,24 @@ class _Few(NamedTuple):
     """The model on a few synthetic rows."""
 
     rows: tuple
-    positions: dict[str, Array]  # of each row's discrete latents in the lists of their values
+    own: "_Own"
     by_row: dict[str, Array]  # log density of each sample site, beside each row alone
     whole: dict[str, Array]  # the same, beside all of these rows
     deterministic: dict[str, Any]  # values beside one row
     log_prior: Array
-    row_log_density: Array  # beside its discrete latents, if it has any
+    row_log_density: Array  # beside its latents, if it has any
+    latent_log_density: Array  # of each row's continuous latents; 0 without any
+
+
+class _Own(NamedTuple):
+    """Synthetic latents of rows, each in its shape beside one row, with an axis of rows before.
+
+    :ivar positions: of the discrete ones in the lists of their values.
+    :ivar values: unconstrained, of the continuous ones.
+    """
+
+    positions: dict[str, Array]
+    values: dict[str, Array]
 
 
 class _All(NamedTuple):
@@ -203,7 +220,8 @@ class _SyntheticCheck:
 
     def __init__(self, separated: SeparableModel, args: tuple, kwargs: dict, sites: Sites):
         self.separated, self.private = separated, separated.private_arguments()
-        self._latents = {name: _one_row(sites[name], separated.row_plates) for name in sorted(separated.row_latents)}
+        self._latents = separated.latents
+        self._discrete = {name: _one_row(sites[name], separated.row_plates) for name in sorted(separated.row_latents)}
         leaves, treedef = jax.tree.flatten(separated.without_private(args, kwargs))
         # Public arguments that are traced where `separate` is called have no value to use here.
         self.lacks_values = any(isinstance(leaf, NO_VALUE) for leaf in leaves)
@@ -235,65 +253,104 @@ class _SyntheticCheck:
     def all_rows(self, kind: str, few: _Few) -> _All:
         """The model, as it is, on as many rows as there are: the few ones, repeated."""
         z, *_ = self._draw(kind)
-        return self._compile(self._evaluate_all, z, few.rows, few.positions)(z, few.rows, few.positions)
+        return self._compile(self._evaluate_all, z, few.rows, few.own)(z, few.rows, few.own)
 
-    def _draw(self, kind: str) -> tuple[dict[str, np.ndarray], tuple, dict[str, np.ndarray], np.ndarray]:
+    def _draw(self, kind: str) -> tuple[dict[str, np.ndarray], tuple, "_Own", np.ndarray]:
         rng = np.random.default_rng(list(kind.encode()))
         centre = self._prior_median if kind.endswith(_AT_PRIOR) else self.separated.prototype
         kind = kind.removesuffix(_AT_PRIOR)
         rows = tuple(_synthetic(a, _CANDIDATES, kind, rng) for a in self.private)
         z = {name: (x + rng.uniform(-1, 1, x.shape)).astype(x.dtype) for name, x in sorted(centre.items())}
-        positions = {name: rng.random((_CANDIDATES, *shape)) for name, (shape, _) in self._latents.items()}
-        return z, rows, positions, np.asarray(kind in _SYNTHETIC_VALUES)
+        positions = {name: rng.random((_CANDIDATES, *shape)) for name, (shape, _) in self._discrete.items()}
+        values = {} if self._latents is None else self._latents.prototype
+        values = {name: rng.normal(size=(_CANDIDATES, *x.shape)).astype(x.dtype) for name, x in sorted(values.items())}
+        return z, rows, _Own(positions, values), np.asarray(kind in _SYNTHETIC_VALUES)
 
-    def _join(self, positions: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """Positions of single rows, stacked, as those of one table."""
-        axes = {name: axis for name, (_, axis) in self._latents.items()}
-        return {name: jnp.moveaxis(jnp.squeeze(x, axes[name]), 0, axes[name]) for name, x in positions.items()}
+    def _join(self, own: "_Own", size: int) -> "_Own":
+        """Latents of a few single rows, stacked, as those of a table in which these are repeated up to `size` rows."""
+        axes = {name: axis for name, (_, axis) in self._discrete.items()}
+        sizes = dict.fromkeys(axes, size)
+        if self._latents is not None:
+            axes |= self._latents.axes
+            sizes |= {name: self._num_units(size) for name in self._latents.names}
 
-    def _sites(self, args: tuple, kwargs: dict, z: Params, rows: Sequence, positions: dict, size: int) -> tuple:
+        def join(name: str, x: jax.Array) -> jax.Array:
+            repeated = x[jnp.arange(sizes[name]) % _FEW]
+            return jnp.moveaxis(jnp.squeeze(repeated, axes[name]), 0, axes[name])
+
+        return _Own(*({name: join(name, x) for name, x in group.items()} for group in own))
+
+    def _num_units(self, num_rows: int) -> int:
+        """Of a table: as many as there are rows, if these are few or each has its own latents."""
+        if num_rows == _FEW or self._latents is None or not self._latents.plates:
+            return num_rows
+        return max(self._latents.sizes.values())
+
+    def counts(self, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """How often each of the few rows, and each of their latents, is there among so many rows."""
+        rows, units = np.arange(num_rows), np.arange(self._num_units(num_rows))
+        return np.bincount(rows % _FEW, minlength=_FEW), np.bincount(units % _FEW, minlength=_FEW)
+
+    def _of_units(self, rows: Sequence) -> tuple:
+        """Rows of so many units as there are different ones."""
+        codes = None if self._latents is None else self._latents.codes
+        return tuple(
+            (jnp.arange(x.shape[0]) % _FEW).astype(x.dtype) if k == codes else x for k, x in enumerate(rows)
+        )
+
+    def _sites(self, args: tuple, kwargs: dict, z: Params, rows: Sequence, own: "_Own", size: int) -> tuple:
         """Summed log density of each sample site, value of each released deterministic site."""
-        model = fix_latents(self.separated.model, positions)
-        model = keep_sites(model, lambda name: True, self.separated.row_plates, size)
-        args, kwargs = self.separated.with_private(args, kwargs, rows)
-        densities, sites = compute_log_probs(model, args, kwargs, constrain_fn(model, args, kwargs, z))
+        separated = self.separated
+        plates = separated.plates_of_one if size in (1, _FEW) else separated.row_plates
+        model = keep_sites(fix_latents(separated.model, own.positions), lambda name: True, plates, size)
+        args, kwargs = separated.with_private(args, kwargs, self._of_units(rows))
+        constrained = constrain_fn(model, args, kwargs, {**z, **own.values})
+        densities, sites = compute_log_probs(model, args, kwargs, constrained)
         values = {name: site["value"] for name, site in sites.items() if site["type"] == "deterministic"}
-        return densities, {name: v for name, v in values.items() if name not in self.separated.dropped_sites}
+        return densities, {name: v for name, v in values.items() if name not in separated.dropped_sites}
 
     def _evaluate_few(
-        self, args: tuple, kwargs: dict, z: Params, candidates: tuple, positions: dict, prefer_finite: jax.Array
+        self, args: tuple, kwargs: dict, z: Params, candidates: tuple, own: "_Own", prefer_finite: jax.Array
     ) -> _Few:
         separated = self.separated
         one_row = jax.tree.map(lambda x: x[:, None], candidates)  # one-row tables, stacked
-        by_row, deterministic = jax.vmap(lambda row, at: self._sites(args, kwargs, z, row, at, 1))(one_row, positions)
+        by_row, deterministic = jax.vmap(lambda row, own: self._sites(args, kwargs, z, row, own, 1))(one_row, own)
         finite = jnp.all(jnp.isfinite(jnp.stack([by_row[name] for name in separated.row_sites])), 0)
         # Rows on which the model makes sense; missing values are there to be met, though.
         chosen = jnp.argsort(~finite & prefer_finite)[:_FEW]
-        rows, at = jax.tree.map(lambda x: x[chosen], (candidates, positions))
-        whole, _ = self._sites(args, kwargs, z, rows, self._join(at), _FEW)
-        flat = separated.ravel(z)
+        rows, few_own = jax.tree.map(lambda x: x[chosen], (candidates, own))
+        whole, _ = self._sites(args, kwargs, z, rows, self._join(few_own, _FEW), _FEW)
+        given, of_latents = self._row_log_densities(args, kwargs, z, one_row, own)
         return _Few(
             rows=rows,
-            positions=at,
+            own=few_own,
             by_row={name: d[chosen] for name, d in by_row.items()},
             whole=whole,
             deterministic=jax.tree.map(lambda value: value[0], deterministic),
-            log_prior=separated.log_prior(args, kwargs)(flat),
-            row_log_density=self._row_log_density(args, kwargs, flat, one_row, positions)[chosen],
+            log_prior=separated.log_prior(args, kwargs)(separated.ravel(z)),
+            row_log_density=given[chosen],
+            latent_log_density=of_latents[chosen],
         )
 
-    def _row_log_density(self, args: tuple, kwargs: dict, z: jax.Array, one_row: tuple, positions: dict) -> jax.Array:
-        if positions:
-            return jax.vmap(self.separated.row_log_density_at(args, kwargs), (None, 0, 0))(z, one_row, positions)
-        return jax.vmap(self.separated.row_log_density(args, kwargs), (None, 0))(z, one_row)
+    def _row_log_densities(self, args: tuple, kwargs: dict, z: Params, one_row: tuple, own: "_Own") -> tuple:
+        given = self.separated.row_log_density_at(args, kwargs)
+        of_latents = self.separated.latent_log_density(args, kwargs, is_proper=False)
 
-    def _evaluate_all(self, args: tuple, kwargs: dict, z: Params, rows: tuple, positions: dict) -> _All:
+        def of_row(row: tuple, own: _Own) -> tuple[jax.Array, jax.Array]:
+            row = row if self._latents is None else self._latents.own(row)
+            density = given({**z, **own.values}, row, own.positions)
+            return density, of_latents(z, own.values, row) if own.values else jnp.zeros_like(density)
+
+        return jax.vmap(of_row)(one_row, own)
+
+    def _evaluate_all(self, args: tuple, kwargs: dict, z: Params, rows: tuple, own: "_Own") -> _All:
         n = self.separated.num_rows
-        every_row, at = jax.tree.map(lambda x: x[jnp.arange(n) % _FEW], (rows, positions))
-        at = self._join(at)
-        model = fix_latents(self.separated.model, at)
-        total = -potential_energy(model, *self.separated.with_private(args, kwargs, every_row), z)
-        return _All(total, *self._sites(args, kwargs, z, every_row, at, n))
+        every_row = self._of_units(jax.tree.map(lambda x: x[jnp.arange(n) % _FEW], rows))
+        own = self._join(own, n)
+        model = fix_latents(self.separated.model, own.positions)
+        arguments = self.separated.with_private(args, kwargs, every_row)
+        total = -potential_energy(model, *arguments, {**z, **own.values})
+        return _All(total, *self._sites(args, kwargs, z, every_row, own, n))
 
 
 def _one_row(site: Site, row_plates: frozenset[str]) -> tuple[Shape, int]:

@@ -55,6 +55,7 @@ class Site:
     depends_on: frozenset[int] = frozenset()  # argument leaves that its log density (or value) is computed from
     value_depends_on: frozenset[int] = frozenset()
     discrete_latents: frozenset[str] = frozenset()  # that its log density or value is computed from
+    continuous_latents: frozenset[str] = frozenset()  # likewise
 
     @property
     def plates(self) -> frozenset[str]:
@@ -129,23 +130,24 @@ def abstract_trace(model: Callable, args: tuple, kwargs: dict) -> FullTrace:
     raise_if(print_problems(closed))
     # The inputs of the jaxpr are the parameters, the discrete latents, then the array arguments; its outputs are
     # numbered likewise.
-    inputs = [None] * len(prototype) + sorted(discrete)
+    inputs = sorted(prototype) + sorted(discrete)
     inputs += [k for k, x in enumerate(jax.tree.leaves((args, kwargs))) if is_array(x)]
     numbered = jax.tree.unflatten(jax.tree.structure(shapes_out), range(len(jax.tree.leaves(shapes_out))))
     for name, (log_prob, value) in numbered.items():
         site = sites[name]
         site.value_depends_on, of_value = _inputs_of(closed.jaxpr, jax.tree.leaves(value), inputs)
         site.depends_on, of_density = _inputs_of(closed.jaxpr, [log_prob], inputs)
-        site.discrete_latents = of_value | of_density
+        site.discrete_latents = (of_value | of_density) & discrete.keys()
+        site.continuous_latents = (of_value | of_density) & prototype.keys()
         if site.kind != "observed":
             site.depends_on |= site.value_depends_on
     return FullTrace(sites, prototype, subsampled, set(array_constants(closed)), control_flow)
 
 
 def _inputs_of(
-    jaxpr: Jaxpr, outputs: Sequence[int], inputs: Sequence[int | str | None]
+    jaxpr: Jaxpr, outputs: Sequence[int], inputs: Sequence[int | str]
 ) -> tuple[frozenset[int], frozenset[str]]:
-    """The argument leaves and the discrete latents that some outputs are computed from."""
+    """The argument leaves and the latents that some outputs are computed from."""
     _, flags = dce_jaxpr(jaxpr, [k in outputs for k in range(len(jaxpr.outvars))])
     used = [k for k, flag in zip(inputs, flags, strict=True) if flag]
     return frozenset(k for k in used if isinstance(k, int)), frozenset(k for k in used if isinstance(k, str))
@@ -326,15 +328,15 @@ def draw_outcomes(
 
     :param model: with these sites unobserved; other sites have one row.
     :param latents: discrete latents of the row, which are drawn on the way.
-    :raises CannotDrawError: if a site is a factor, or its law is not known to be drawn right (see `_is_drawable`).
+    :raises CannotDrawError: if a site is a factor, or its law is not known to be drawn right (see `is_drawable`).
     """
 
-    sites = _sites_at(model, z, rng_key, args, kwargs)
+    sites = sites_at(model, z, rng_key, args, kwargs)
     for name in outcomes | latents:
         site = sites.get(name)
-        if site is None or site["is_observed"] or not _is_drawable(site["fn"]):
+        if site is None or site["is_observed"] or not is_drawable(site["fn"]):
             raise CannotDrawError(f"site {name}")
-        if name in latents and site["scale"] is not None:
+        if name in latents and not is_unscaled(site):
             raise CannotDrawError(f"latent site {name} is scaled")
     return {name: sites[name]["value"] for name in outcomes}
 
@@ -349,10 +351,10 @@ def few_outcomes(
 
     :param model, z, outcomes, latents: as in `draw_outcomes`.
     """
-    sites = _sites_at(model, z, jax.random.key(0), args, kwargs)
+    sites = sites_at(model, z, jax.random.key(0), args, kwargs)
     site: dict[str, Any] | None = sites.get(next(iter(outcomes))) if len(outcomes) == 1 else None
     # A law that is scaled is another one than that of the rows.
-    if site is None or latents or site["is_observed"] or site["scale"] is not None or not _is_drawable(site["fn"]):
+    if site is None or latents or site["is_observed"] or not is_unscaled(site) or not is_drawable(site["fn"]):
         return None
     try:
         values = site["fn"].enumerate_support(expand=True)
@@ -361,7 +363,7 @@ def few_outcomes(
     return {site["name"]: values} if len(values) <= FEW else None
 
 
-def _sites_at(model: Callable, z: Params, rng_key: jax.Array, args: tuple, kwargs: dict) -> dict[str, Any]:
+def sites_at(model: Callable, z: Params, rng_key: jax.Array, args: tuple, kwargs: dict) -> dict[str, Any]:
     def value(site: dict) -> jax.Array | None:
         is_given = site["type"] == "sample" and site["name"] in z
         return biject_to(site["fn"].support)(z[site["name"]]) if is_given else None
@@ -369,7 +371,12 @@ def _sites_at(model: Callable, z: Params, rng_key: jax.Array, args: tuple, kwarg
     return trace(seed(substitute(model, substitute_fn=value), rng_key)).get_trace(*args, **kwargs)
 
 
-def _is_drawable(fn: dist.Distribution) -> bool:
+def is_unscaled(site: Mapping[str, Any]) -> bool:
+    """Whether a site's density counts once; where a plate's size is a number in the model, it has a scale of 1 then."""
+    return site["scale"] is None or (isinstance(site["scale"], int | float) and site["scale"] == 1)
+
+
+def is_drawable(fn: dist.Distribution) -> bool:
     """Whether NumPyro's sampler draws from the law that the density is of, and ends, whatever a row holds.
 
     Not of masked or censored laws, of which a draw is not what is seen; not of a user's own, of which nothing is known;
@@ -377,10 +384,10 @@ def _is_drawable(fn: dist.Distribution) -> bool:
     not of `AsymmetricLaplaceQuantile`, which is there for a quantile's check loss: hardly anyone's rows are its draws.
     """
     if type(fn) is dist.MixtureGeneral:
-        return all(map(_is_drawable, fn.component_distributions))
+        return all(map(is_drawable, fn.component_distributions))
     if type(fn) is dist.MixtureSameFamily:
-        return _is_drawable(fn.component_distribution)
-    return _is_drawable(fn.base_dist) if type(fn) in _WRAPPERS else type(fn) in _DRAWABLE
+        return is_drawable(fn.component_distribution)
+    return is_drawable(fn.base_dist) if type(fn) in _WRAPPERS else type(fn) in _DRAWABLE
 
 
 _WRAPPERS = {

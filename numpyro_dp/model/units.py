@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dp.model.arguments import name_leaves
-from numpyro_dp.model.separable import SeparableModel
+from numpyro_dp.model.latents import Parts, integrated
+from numpyro_dp.model.separable import SeparableModel, split_words
 
 MOST_PADDING = 8
 """Public units are laid out with as many places as the largest needs; so many times the table's rows at most."""
@@ -74,12 +75,28 @@ class UnitModel(SeparableModel):
 
     def row_log_density(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple], jax.Array]:
         """The function ``(flat z, slices of `rows` for one unit) -> log p(all of its rows | z)``."""
-        return self.per_unit(super().row_log_density(args, kwargs))
+        if self.latents is None:
+            return self.per_unit(super().row_log_density(args, kwargs))
+        return jax.jit(self.integrate(self.parts(args, kwargs)), inline=True)
+
+    def integrate(self, parts: Callable[[jax.Array], Parts]) -> Callable[..., jax.Array]:
+        latents = self.latents
+        assert latents is not None
+        if not latents.plates:  # each row has its own
+            return self.per_unit(super().integrate(parts))
+
+        def density(z: jax.Array, unit: tuple, *words: jax.Array) -> jax.Array:
+            *rows, present = (part[0] for part in unit)
+            keys = [split_words(words[0], 1 + present.shape[0])] if words else []
+            keys = [key for split in keys for key in (split[0], split[1:])]
+            return integrated(latents, parts, z, tuple(part[:, None] for part in rows), present, *keys)
+
+        return density
 
     def per_unit(self, density: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
         def total(z: jax.Array, unit: tuple, *key: jax.Array) -> jax.Array:
             *rows, present = (part[0] for part in unit)
-            keys = [_split_words(words, present.shape[0]) for words in key]
+            keys = [split_words(words, present.shape[0]) for words in key]
             each = jax.vmap(lambda row, *key: density(z, tuple(part[None] for part in row), *key))(rows, *keys)
             return jnp.sum(jnp.where(present, each, 0))
 
@@ -195,10 +212,6 @@ def _require_private(separated: SeparableModel, unit: str, args: tuple, kwargs: 
             f"with max_rows_per_unit it is private which rows are whose, but unit={unit!r} names a public argument: "
             "name it in private_args"
         )
-
-
-def _split_words(words: jax.Array, num: int) -> jax.Array:
-    return jax.random.key_data(jax.random.split(jax.random.wrap_key_data(words, impl="threefry2x32"), num))
 
 
 def _number(ids: np.ndarray) -> np.ndarray:

@@ -1,0 +1,172 @@
+"""The integral of a density over a few latent values, by nodes that lie where the density is (adaptive quadrature).
+
+    ``log integral exp(joint(w)) dw  ~  log sum_k exp(joint(m + L t_k) + log a_k) + log |L|``
+
+The nodes ``t_k`` are made for a standard normal law. A few Newton steps find the mode m of the joint density, and its
+curvature there gives L (Naylor and Smith 1982; Liu and Pierce 1994). A normal joint density is integrated exactly,
+derivatives included, by the 2 q nodes of the smallest rule.
+
+The number of steps is fixed, and everything depends on the one density alone: how long it takes tells nothing of a
+row. To derivatives the nodes are constants. What comes out is then the same rule's value of the integral of the
+derivative, whose error is as small; it is why every rule has more than one node.
+
+============  ======================================================================================================
+latents       nodes
+============  ======================================================================================================
+any number    2 q points at distance sqrt(q) on the axes: exact for cubic polynomials
+1 to 3        the product of Gauss-Hermite rules
+more          a lattice, mapped to the normal law, with each point's mirror image, and moments matched up to the third
+============  ======================================================================================================
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from scipy.special import logsumexp, ndtri
+
+Density = Callable[[jax.Array], jax.Array]
+"""The log of a density of the latents w, shape (q,)."""
+
+MOST_LATENTS = 16
+"""Of one row or unit. Lattices of more are not tried."""
+_PRIOR_STEPS = 4  # of Newton: from the means of the latents' laws to the mode
+_LENGTHS = (1.0, 0.4, 0.1)  # of a Newton step, tried at once
+_FLOOR = 0.1  # curvature in units of the prior's: below that a density has no normal shape
+
+
+class Rule(NamedTuple):
+    """Where a density is evaluated.
+
+    :ivar steps: of Newton.
+    :ivar nodes: of a standard normal law, shape (k, q).
+    :ivar log_weights: so that ``sum exp(log_weights) f(nodes)`` is the integral of f, shape (k,).
+    """
+
+    steps: int
+    nodes: np.ndarray
+    log_weights: np.ndarray
+
+
+def rules(size: int) -> list[Rule]:
+    """Rules for so many latents, the cheapest first; the last one is what the others are measured by."""
+    if size <= 3:
+        numbers = {1: (5, 9, 15, 25, 41), 2: (4, 6, 10, 15), 3: (3, 5, 7, 10)}[size]
+        sets = [_hermite(size, k) for k in numbers]
+    else:
+        sets = [_lattice(size, k) for k in (64, 256, 1024, 2048)]
+    steps = (4, 6, 8, 12, 16)[-len(sets) :]
+    return [Rule(3, *_axes(size)), *(Rule(s, *nodes) for s, nodes in zip(steps, sets, strict=True))]
+
+
+def _with_weights(nodes: np.ndarray, log_weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes, and weights of a sum of values from those of values in proportion to the normal density."""
+    log_normal = -np.sum(nodes**2, 1) / 2 - nodes.shape[1] * math.log(2 * math.pi) / 2
+    return nodes, log_weights - logsumexp(log_weights) - log_normal
+
+
+def _axes(size: int) -> tuple[np.ndarray, np.ndarray]:
+    nodes = math.sqrt(size) * np.concatenate([np.eye(size), -np.eye(size)])
+    return _with_weights(nodes, np.zeros(2 * size))
+
+
+def _hermite(size: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+    nodes, weights = np.polynomial.hermite_e.hermegauss(number)
+    grid = np.array(list(itertools.product(nodes, repeat=size)))
+    log_weights = np.array([sum(w) for w in itertools.product(np.log(weights), repeat=size)])
+    return _with_weights(grid, log_weights)
+
+
+def _lattice(size: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Half of the points by Kronecker's sequence (the generalised golden ratio), the others opposite to them."""
+    ratio = 2.0
+    for _ in range(64):
+        ratio = (1 + ratio) ** (1 / (size + 1))
+    steps = ratio ** -np.arange(1, size + 1)
+    uniform = (0.5 + np.arange(1, number // 2 + 1)[:, None] * steps) % 1
+    points = ndtri(uniform)
+    points = np.concatenate([points, -points])
+    root = np.linalg.cholesky(points.T @ points / len(points))
+    return _with_weights(np.linalg.solve(root, points.T).T, np.zeros(len(points)))
+
+
+def log_integral(rule: Rule, bind: Callable, z: jax.Array, size: int) -> jax.Array:
+    """The log of the integral of a joint density over its latents.
+
+    :param bind: from the parameters z to the latents' start (q,), their log prior and the log joint density, both of w.
+        The start and the prior are there to find the scale on which the joint density is looked for.
+    :param z: parameters, shape (d,). Derivatives are with respect to these.
+    :param size: q.
+    """
+    nodes, log_volume = place(bind(lax.stop_gradient(z)), rule.steps, rule.nodes, size)
+    *_, joint = bind(z)
+    values = jax.vmap(joint)(lax.stop_gradient(nodes))
+    weighted = values + jnp.asarray(rule.log_weights, values.dtype)
+    return jax.nn.logsumexp(weighted) + lax.stop_gradient(log_volume).astype(values.dtype)
+
+
+def place(bound: tuple[jax.Array, Density, Density], steps: int, nodes: np.ndarray, size: int) -> tuple:
+    """The nodes (k, q) in the place of a joint density, and the log of their scale's volume."""
+    start, prior, joint = bound
+    centre, root, log_volume = _fit(prior, start, _PRIOR_STEPS, 0.0)
+    mode, inner, log_inner = _fit(lambda v: joint(centre + root @ v), jnp.zeros_like(start), steps, _FLOOR)
+    within = mode + jnp.asarray(nodes, start.dtype) @ inner.T
+    return centre + within @ root.T, log_volume + log_inner
+
+
+def _fit(density: Density, start: jax.Array, steps: int, floor: float) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The mode of a log density, a root of its inverse curvature there, and the log of the root's determinant.
+
+    Whatever a density is, the mode and the root are finite.
+
+    :param floor: of curvatures. What is not above that is taken for it; for 1, if it is 0.
+    """
+    gradient = jax.grad(density)
+    lengths = jnp.asarray((0.0, *_LENGTHS), start.dtype)
+
+    def curvature(w: jax.Array) -> jax.Array:
+        hessian = -jax.jacfwd(gradient)(w)
+        return jnp.where(jnp.all(jnp.isfinite(hessian)), hessian, jnp.eye(w.size, dtype=w.dtype))
+
+    def step(w: jax.Array, _: None) -> tuple[jax.Array, None]:
+        root = _inverse_root(curvature(w), floor)[0]
+        slope = gradient(w)
+        move = root @ (root.T @ jnp.where(jnp.isfinite(slope), slope, 0))
+        tried = w + lengths[:, None] * jnp.where(jnp.isfinite(move), move, 0)
+        values = jax.vmap(density)(tried)
+        return tried[jnp.argmax(jnp.where(jnp.isnan(values), -jnp.inf, values))], None
+
+    mode, _ = lax.scan(step, start, None, length=steps)
+    return mode, *_inverse_root(curvature(mode), floor)
+
+
+def _inverse_root(matrix: jax.Array, floor: float) -> tuple[jax.Array, jax.Array]:
+    """A matrix R with ``R R' = inverse(matrix)``, and the log of its determinant, by Cholesky's factors.
+
+    Written out, a column at a time: over many rows that is arithmetic on long vectors.
+
+    :param floor: of pivots; see `_fit`.
+    """
+    size = matrix.shape[0]
+    columns: list[jax.Array] = []
+    pivots: list[jax.Array] = []
+    left = matrix
+    for k in range(size):
+        pivot = left[k, k]
+        pivot = jnp.where(pivot > floor, pivot, floor or 1.0)
+        column = left[:, k] / jnp.sqrt(pivot)
+        column = jnp.where(jnp.arange(size) > k, column, 0).at[k].set(jnp.sqrt(pivot))
+        left = left - jnp.outer(column, column)
+        columns.append(column)
+        pivots.append(pivot)
+    root = jnp.stack(columns, 1)
+    rows: list[jax.Array] = []  # of the inverse of the root
+    for k in range(size):
+        known = sum((root[k, j] * rows[j] for j in range(k)), start=jnp.zeros(size, matrix.dtype))
+        rows.append((jnp.eye(size, dtype=matrix.dtype)[k] - known) / root[k, k])
+    return jnp.stack(rows).T, -jnp.sum(jnp.log(jnp.stack(pivots))) / 2

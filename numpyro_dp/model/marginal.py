@@ -1,0 +1,268 @@
+"""Which latents are a row's or a unit's own, and how many nodes it takes to integrate them out.
+
+Both are found on shapes and on synthetic rows. **No private value is read.**
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.distributions import biject_to
+from numpyro.handlers import trace
+from numpyro.infer import init_to_sample
+from numpyro.infer.util import potential_energy
+
+from numpyro_dp.model.arguments import NO_VALUE, canonical, quote, take_arrays
+from numpyro_dp.model.integration import MOST_LATENTS, Rule, rules
+from numpyro_dp.model.latents import Latents, integrated
+from numpyro_dp.model.separable import SeparableModel
+from numpyro_dp.model.synthetic import synthetic_rows
+from numpyro_dp.model.tracing import CannotDrawError, Sites, fix_latents, initialized, keep_sites
+
+_PICKING_ROWS = 4  # of each kind
+_RULE_ROWS = 4  # units of each kind
+_RULE_DRAWS = 6  # of the parameters
+_MOST_RULE_ROWS = 12  # of a unit
+_PART_OF_SD = 0.1
+"""The error of an integral may move the posterior by so many of its standard deviations."""
+_LEAST_ERROR, _MOST_ERROR = 1e-4, 3e-3
+
+
+def find_latents(
+    separated: SeparableModel, sites: Sites, unit: str | None, args: tuple, kwargs: dict
+) -> tuple[Latents | None, list[str]]:
+    """The continuous latents of a row, or of the unit that an argument names, and why there can be none.
+
+    :param separated: whose `prototype` holds all continuous latents.
+    :param unit: name of the model's argument that says whose each row is; None, if each row is a unit.
+    """
+    own = [s.name for s in sites.values() if s.kind == "latent" and s.plates & separated.row_plates]
+    plates, codes, problems = frozenset[str](), None, list[str]()
+    if unit is not None:
+        plates, codes, problems = _unit_plates(separated, sites, unit, args, kwargs)
+    of_units = [s.name for s in sites.values() if s.kind == "latent" and s.plates & plates]
+    if own and of_units:
+        problems.append(
+            f"each row has latents of its own, {quote(own)}, and each unit has {quote(of_units)}: only one of the two "
+            "can be integrated out. Leave out the rows' (a Poisson outcome with an effect for each row is nearly "
+            "`GammaPoisson`), or let the latents of a row be its only ones"
+        )
+    names = own or of_units
+    if problems or not names:
+        return None, problems
+    shapes = _shapes_at_one_row(separated, plates, names, args, kwargs)
+    size = sum(math.prod(shape) for shape in shapes.values())
+    if size > MOST_LATENTS:
+        whose = "unit" if plates else "row"
+        return None, [
+            f"each {whose} has {size} latent numbers ({quote(names)}), and at most {MOST_LATENTS} are integrated out: "
+            "give it fewer (a shorter path, fewer effects), or sum them up in one"
+        ]
+    dtypes = {name: separated.prototype[name].dtype for name in names}
+    counted = plates or separated.row_plates
+    axes = {
+        name: next(d for plate, d in sites[name].plate_dims.items() if plate in counted)
+        - (separated.prototype[name].ndim - len(sites[name].log_prob_shape))
+        for name in names
+    }
+    sizes = {p: sites[name].plate_sizes[p] for name in names for p in sites[name].plates & plates}
+    prototype = {name: np.zeros(shapes[name], dtypes[name]) for name in sorted(names)}
+    return Latents(prototype, axes, plates, sizes, codes, rules(size)[-2]), []
+
+
+def _shapes_at_one_row(
+    separated: SeparableModel, plates: frozenset[str], names: Sequence[str], args: tuple, kwargs: dict
+) -> dict[str, tuple[int, ...]]:
+    """Of the unconstrained values."""
+    arrays, merge = take_arrays(*separated.without_private(args, kwargs))
+    model = keep_sites(separated.model, lambda name: True, separated.row_plates | plates, 1)
+
+    def run(arrays: list) -> dict[str, jax.Array]:
+        args, kwargs = merge(arrays)
+        found = trace(initialized(model)).get_trace(*args, **kwargs)
+        return {name: biject_to(found[name]["fn"].support).inv(found[name]["value"]) for name in names}
+
+    return {name: value.shape for name, value in jax.eval_shape(run, arrays).items()}
+
+
+def _unit_plates(
+    separated: SeparableModel, sites: Sites, unit: str, args: tuple, kwargs: dict
+) -> tuple[frozenset[str], int | None, list[str]]:
+    """The plates from whose latents a row picks those of its unit, and the number of the argument that says which.
+
+    A row with the code c must depend on the latents at position c and on no others, whatever c is: so say its
+    derivatives, on synthetic rows.
+    """
+    private = separated.private_arguments()
+    names = [a.name for a in private]
+    candidates: dict[str, list[str]] = {}
+    for s in sites.values():
+        for plate in s.plates - separated.row_plates:
+            if s.kind == "latent" and s.plate_sizes[plate] >= 3:
+                candidates.setdefault(plate, []).append(s.name)
+    codes = names.index(unit) if unit in names else None
+    if codes is None or private[codes].row_shape or not jnp.issubdtype(private[codes].dtype, jnp.integer):
+        return frozenset(), None, []
+    if not any(sites[name].plate_sizes[plate] for plate, group in candidates.items() for name in group):
+        return frozenset(), None, []
+    size_of = {plate: sites[group[0]].plate_sizes[plate] for plate, group in candidates.items()}
+    tried = sorted({c for size in size_of.values() for c in (0, 1, size - 1)})
+    slopes = _slopes(separated, sorted({n for group in candidates.values() for n in group}), codes, tried, args, kwargs)
+    plates, problems = set(), []
+    for plate, group in candidates.items():
+        own = [c for c in tried if c in (0, 1, size_of[plate] - 1)]
+        reached = {c: _reached(slopes[tried.index(c)], sites, plate, group, separated) for c in own}
+        if all(places <= {c} for c, places in reached.items()) and all(reached.values()):
+            plates.add(plate)
+        elif len({frozenset(places) for places in reached.values()}) > 1:
+            problems.append(
+                f"latents in plate '{plate}' ({quote(group)}) depend on whose a row is, `unit={unit!r}`, but a row "
+                f"does not pick them by that: rows of unit 1 reach position(s) "
+                f"{', '.join(map(str, sorted(reached[1])[:3])) or 'none'}. Latents that two units share cannot be "
+                f"integrated out; for those of a unit, write `[{unit}]` with codes 0, 1, 2, ... "
+                "(`pandas.factorize(ids)[0]` makes them)"
+            )
+    return frozenset(plates), codes if plates else None, problems
+
+
+def _slopes(
+    separated: SeparableModel, names: Sequence[str], codes: int, tried: Sequence[int], args: tuple, kwargs: dict
+) -> list[dict[str, np.ndarray]]:
+    """For each of the codes: how synthetic rows that have it depend on some latents, in the shapes of these."""
+    rng = np.random.default_rng(0)
+    rows = list(synthetic_rows(separated.private_arguments(), _PICKING_ROWS, rng))
+    z = {name: rng.normal(size=x.shape).astype(x.dtype) for name, x in sorted(separated.prototype.items())}
+    model = fix_latents(separated.model, dict.fromkeys(separated.row_latents, 0.0))
+    observed = separated.row_sites - separated.row_latents
+    model = keep_sites(model, observed.__contains__, separated.row_plates, 1)
+
+    def slopes(args: tuple, kwargs: dict, rows: tuple, z: dict) -> dict[str, jax.Array]:
+        def density(chosen: dict, row: tuple) -> jax.Array:
+            return -potential_energy(model, *separated.with_private(args, kwargs, row), {**z, **chosen})
+
+        def add(total: dict, row: tuple) -> tuple[dict, None]:
+            found = jax.grad(density)({name: z[name] for name in names}, row)
+            return jax.tree.map(lambda t, x: t + jnp.abs(jnp.nan_to_num(x)), total, found), None
+
+        return jax.lax.scan(add, {name: jnp.zeros_like(z[name]) for name in names}, rows)[0]
+
+    def with_code(code: int) -> tuple:
+        column = np.full_like(rows[codes], code)
+        return tuple(column if k == codes else part for k, part in enumerate(rows))
+
+    compiled = _compile(separated, args, kwargs, slopes, with_code(0), z)
+    return [compiled(with_code(code), z) for code in tried]
+
+
+def _reached(
+    slopes: dict[str, np.ndarray], sites: Sites, plate: str, group: Sequence[str], separated: SeparableModel
+) -> set[int]:
+    """The positions in a plate whose latents a row depends on."""
+    found: set[int] = set()
+    for name in group:
+        axis = sites[name].plate_dims[plate] - (slopes[name].ndim - len(sites[name].log_prob_shape))
+        others = tuple(k for k in range(slopes[name].ndim) if k != slopes[name].ndim + axis)
+        found.update(np.flatnonzero(np.any(slopes[name] != 0, others)).tolist())
+    return found
+
+
+def _compile(separated: SeparableModel, args: tuple, kwargs: dict, function: Callable, *inputs) -> Callable:
+    """Compiled ahead of time, a function gives numbers even where the model is being traced."""
+    leaves, treedef = jax.tree.flatten(separated.without_private(args, kwargs))
+    leaves = [np.ones(x.shape, canonical(x.dtype)) if isinstance(x, NO_VALUE) else x for x in leaves]
+    arrays, merge = take_arrays(*jax.tree.unflatten(treedef, leaves))
+    compiled = jax.jit(lambda arrays, *inputs: function(*merge(arrays), *inputs)).lower(arrays, *inputs).compile()
+    return lambda *inputs: jax.device_get(compiled(arrays, *inputs))
+
+
+# -- How many nodes ----------------------------------------------------------------------------------------------------
+
+
+def with_rule(separated: SeparableModel, args: tuple, kwargs: dict) -> SeparableModel:
+    """The model with as many nodes as its latents and its table need; see `choose_rule`."""
+    assert separated.latents is not None
+    rule, error = choose_rule(separated, args, kwargs)
+    latents = dataclasses.replace(separated.latents, rule=rule, error=error)
+    if separated.of_rows is separated:
+        return dataclasses.replace(separated, latents=latents)
+    row_model = dataclasses.replace(separated.of_rows, latents=latents)
+    return dataclasses.replace(separated, latents=latents, row_model=row_model)  # type: ignore[call-arg]
+
+
+def choose_rule(separated: SeparableModel, args: tuple, kwargs: dict) -> tuple[Rule, float]:
+    """The cheapest rule that is exact enough for a table of this size, and its error.
+
+    Gradients of units' densities are compared with those by the largest rule. Errors that units have in common add up,
+    as the gradients of the posterior do: what counts is their mean, as a part of the gradients' root mean square.
+
+    :return: the rule and its error, a part of the gradients' root mean square.
+    """
+    latents = separated.latents
+    assert latents is not None
+    rng, rows = np.random.default_rng(0), min(separated.rows_per_unit if latents.plates else 1, _MOST_RULE_ROWS)
+    known = rules(latents.size)
+    z = _parameters(separated, args, kwargs, rng)
+    tables = synthetic_rows(separated.private_arguments(), _RULE_ROWS * rows, rng)
+    units = tuple(part.reshape(-1, rows, *part.shape[1:]) for part in tables)
+    keys = rng.integers(0, 2**32, (len(units[0]), 1 + rows, 2), dtype=np.uint32)
+    of_rows = separated.of_rows
+
+    def errors(drawn: bool) -> Callable:
+        def compute(args: tuple, kwargs: dict, z: jax.Array, units: tuple, keys: jax.Array) -> jax.Array:
+            parts = of_rows.parts(args, kwargs, drawn)
+
+            def of_unit(z: jax.Array, unit: tuple, keys: jax.Array) -> jax.Array:
+                words = (keys[0], keys[1:]) if drawn else ()
+                present = jnp.ones(rows, bool)
+
+                def density(z: jax.Array, rule: Rule) -> jax.Array:
+                    return integrated(dataclasses.replace(latents, rule=rule), parts, z, unit, present, *words)
+
+                return jnp.stack([jax.grad(density)(z, rule) for rule in known])
+
+            return jax.lax.map(lambda z: jax.vmap(lambda u, k: of_unit(z, u, k))(units, keys), z)
+
+        return compute
+
+    try:
+        found = _compile(separated, args, kwargs, errors(True), z, units, keys)(z, units, keys)
+    except CannotDrawError:
+        found = _compile(separated, args, kwargs, errors(False), z, units, keys)(z, units, keys)
+    errors_of = _relative_errors(np.asarray(found, float))
+    n = separated.num_rows
+    enough = min(max(_PART_OF_SD / math.sqrt(n), _LEAST_ERROR), _MOST_ERROR)
+    for rule, error in zip(known, errors_of, strict=True):
+        if error <= enough:
+            return rule, float(error)
+    return known[-2], float(errors_of[-2])
+
+
+def _parameters(separated: SeparableModel, args: tuple, kwargs: dict, rng: np.random.Generator) -> np.ndarray:
+    """Flat parameters around 0, and draws of the prior, shape (k, d)."""
+
+    def draw(args: tuple, kwargs: dict, keys: jax.Array) -> jax.Array:
+        params, _ = separated.init_params(keys, init_to_sample, args, kwargs)
+        return jax.vmap(separated.ravel)(params)
+
+    keys = jax.random.split(jax.random.key(0), _RULE_DRAWS)
+    of_prior = _compile(separated, args, kwargs, draw, keys)(keys)
+    near = 0.5 * rng.normal(size=of_prior.shape)
+    return np.concatenate([near, of_prior]).astype(of_prior.dtype)
+
+
+def _relative_errors(gradients: np.ndarray) -> np.ndarray:
+    """Of each rule, by the last one.
+
+    :param gradients: by parameters, units, rules and entries.
+    """
+    finite = np.all(np.isfinite(gradients), (2, 3))
+    counts = np.maximum(finite.sum(1), 1)
+    gradients = np.where(finite[:, :, None, None], gradients, 0)
+    exact = gradients[:, :, -1]
+    mean = np.sum(gradients - exact[:, :, None], 1) / counts[:, None, None]
+    scale = np.sqrt(np.sum(exact**2, (1, 2)) / counts)
+    errors = np.linalg.norm(mean, axis=2)[scale > 0] / scale[scale > 0, None]
+    return np.quantile(errors, 0.75, axis=0) if len(errors) else np.zeros(gradients.shape[2])
