@@ -487,7 +487,9 @@ def _check(graph: Graph, phi: _Phi, separated: SeparableModel, public: Sequence,
     def compute(public: list, z: jax.Array, rows: tuple, noise: jax.Array) -> tuple:
         def at_z(z: jax.Array, row: tuple) -> jax.Array:
             arrays = _with_public(graph, public)
-            return graph.original(z, jnp.zeros(graph.avals[graph.key].shape, jnp.uint32), *row, *(arrays[v] for v in graph.public))[0]
+            return graph.original(
+                z, jnp.zeros(graph.avals[graph.key].shape, jnp.uint32), *row, *(arrays[v] for v in graph.public)
+            )[0]
 
         def over_rows(density: Callable, points: jax.Array) -> jax.Array:
             return jax.vmap(lambda p: jax.vmap(lambda row: density(p, row))(rows))(points)

@@ -2,9 +2,10 @@
 
     ``log integral exp(joint(w)) dw  ~  log sum_k exp(joint(m + L t_k) + log a_k) + log |L|``
 
-The nodes ``t_k`` are made for a standard normal law. A few Newton steps find the mode m of the joint density, and its
-curvature there gives L (Naylor and Smith 1982; Liu and Pierce 1994). A normal joint density is integrated exactly,
-derivatives included, by the 2 q nodes of the smallest rule.
+The nodes ``t_k`` are made for a standard normal law. A few Newton steps find the mode of the joint density and its
+curvature there (Liu and Pierce 1994). Twice then the nodes are moved to the mean m and to a root L of the covariance that
+they find themselves (Naylor and Smith 1982), without which a density with a narrow peak on a broad base would be cut off.
+A normal joint density is integrated exactly, derivatives included, by the 2 q nodes of the smallest rule.
 
 The number of steps is fixed, and everything depends on the one density alone: how long it takes tells nothing of a
 row. To derivatives the nodes are constants. What comes out is then the same rule's value of the integral of the
@@ -37,6 +38,8 @@ MOST_LATENTS = 16
 """Of one row or unit. Lattices of more are not tried."""
 _PRIOR_STEPS = 4  # of Newton: from the means of the latents' laws to the mode
 _LENGTHS = (1.0, 0.4, 0.1)  # of a Newton step, tried at once
+_ROUNDS = 2  # in which nodes are moved to the mean and the spread that they find
+_SPREADS = (0.25, 16.0)  # least and largest variance by which a round changes a scale
 _FLOOR = 0.1  # curvature in units of the prior's: below that a density has no normal shape
 
 
@@ -95,28 +98,40 @@ def _lattice(size: int, number: int) -> tuple[np.ndarray, np.ndarray]:
     return _with_weights(np.linalg.solve(root, points.T).T, np.zeros(len(points)))
 
 
-def log_integral(rule: Rule, bind: Callable, z: jax.Array, size: int) -> jax.Array:
+def log_integral(rule: Rule, bind: Callable, z: jax.Array) -> jax.Array:
     """The log of the integral of a joint density over its latents.
 
     :param bind: from the parameters z to the latents' start (q,), their log prior and the log joint density, both of w.
         The start and the prior are there to find the scale on which the joint density is looked for.
     :param z: parameters, shape (d,). Derivatives are with respect to these.
-    :param size: q.
     """
-    nodes, log_volume = place(bind(lax.stop_gradient(z)), rule.steps, rule.nodes, size)
+    nodes, log_volume = _place(rule, *bind(lax.stop_gradient(z)))
     *_, joint = bind(z)
     values = jax.vmap(joint)(lax.stop_gradient(nodes))
     weighted = values + jnp.asarray(rule.log_weights, values.dtype)
     return jax.nn.logsumexp(weighted) + lax.stop_gradient(log_volume).astype(values.dtype)
 
 
-def place(bound: tuple[jax.Array, Density, Density], steps: int, nodes: np.ndarray, size: int) -> tuple:
+def _place(rule: Rule, start: jax.Array, prior: Density, joint: Density) -> tuple[jax.Array, jax.Array]:
     """The nodes (k, q) in the place of a joint density, and the log of their scale's volume."""
-    start, prior, joint = bound
     centre, root, log_volume = _fit(prior, start, _PRIOR_STEPS, 0.0)
-    mode, inner, log_inner = _fit(lambda v: joint(centre + root @ v), jnp.zeros_like(start), steps, _FLOOR)
-    within = mode + jnp.asarray(nodes, start.dtype) @ inner.T
-    return centre + within @ root.T, log_volume + log_inner
+
+    def whitened(v: jax.Array) -> jax.Array:
+        return joint(centre + root @ v)
+
+    mode, inner, log_inner = _fit(whitened, jnp.zeros_like(start), rule.steps, _FLOOR)
+    nodes, log_weights = (jnp.asarray(part, start.dtype) for part in (rule.nodes, rule.log_weights))
+
+    def by_moments(placed: tuple, _: None) -> tuple[tuple, None]:
+        mean, scale, log_scale = placed
+        weights = jax.nn.softmax(jax.vmap(whitened)(mean + nodes @ scale.T) + log_weights)
+        weights = jnp.where(jnp.all(jnp.isfinite(weights)), weights, 1 / len(nodes))
+        moved = weights @ nodes
+        spread, log_spread = _root((nodes - moved).T @ ((nodes - moved) * weights[:, None]), *_SPREADS)
+        return (mean + scale @ moved, scale @ spread, log_scale + log_spread), None
+
+    (mean, scale, log_scale), _ = lax.scan(by_moments, (mode, inner, log_inner), None, length=_ROUNDS)
+    return centre + (mean + nodes @ scale.T) @ root.T, log_volume + log_scale
 
 
 def _fit(density: Density, start: jax.Array, steps: int, floor: float) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -146,11 +161,25 @@ def _fit(density: Density, start: jax.Array, steps: int, floor: float) -> tuple[
 
 
 def _inverse_root(matrix: jax.Array, floor: float) -> tuple[jax.Array, jax.Array]:
-    """A matrix R with ``R R' = inverse(matrix)``, and the log of its determinant, by Cholesky's factors.
+    """A matrix R with ``R R' = inverse(matrix)``, and the log of its determinant.
+
+    :param floor: of pivots; see `_fit`.
+    """
+    size = matrix.shape[0]
+    root, log_determinant = _root(matrix, floor)
+    rows: list[jax.Array] = []  # of the inverse of the root
+    for k in range(size):
+        known = sum((root[k, j] * rows[j] for j in range(k)), start=jnp.zeros(size, matrix.dtype))
+        rows.append((jnp.eye(size, dtype=matrix.dtype)[k] - known) / root[k, k])
+    return jnp.stack(rows).T, -log_determinant
+
+
+def _root(matrix: jax.Array, least: float, largest: float = math.inf) -> tuple[jax.Array, jax.Array]:
+    """Cholesky's lower factor of a matrix, and the log of its determinant.
 
     Written out, a column at a time: over many rows that is arithmetic on long vectors.
 
-    :param floor: of pivots; see `_fit`.
+    :param least, largest: of pivots. Others are taken for these; for 1, if `least` is 0.
     """
     size = matrix.shape[0]
     columns: list[jax.Array] = []
@@ -158,15 +187,10 @@ def _inverse_root(matrix: jax.Array, floor: float) -> tuple[jax.Array, jax.Array
     left = matrix
     for k in range(size):
         pivot = left[k, k]
-        pivot = jnp.where(pivot > floor, pivot, floor or 1.0)
+        pivot = jnp.minimum(jnp.where(pivot > least, pivot, least or 1.0), largest)
         column = left[:, k] / jnp.sqrt(pivot)
         column = jnp.where(jnp.arange(size) > k, column, 0).at[k].set(jnp.sqrt(pivot))
         left = left - jnp.outer(column, column)
         columns.append(column)
         pivots.append(pivot)
-    root = jnp.stack(columns, 1)
-    rows: list[jax.Array] = []  # of the inverse of the root
-    for k in range(size):
-        known = sum((root[k, j] * rows[j] for j in range(k)), start=jnp.zeros(size, matrix.dtype))
-        rows.append((jnp.eye(size, dtype=matrix.dtype)[k] - known) / root[k, k])
-    return jnp.stack(rows).T, -jnp.sum(jnp.log(jnp.stack(pivots))) / 2
+    return jnp.stack(columns, 1), jnp.sum(jnp.log(jnp.stack(pivots))) / 2

@@ -108,7 +108,7 @@ def integrated(
 
         return own.start(first), lambda w: own.prior(first, w), joint
 
-    return log_integral(latents.rule, bind, z, latents.size)
+    return log_integral(latents.rule, bind, z)
 
 
 # -- The model at one row, its latents given ---------------------------------------------------------------------------

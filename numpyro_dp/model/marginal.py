@@ -117,7 +117,9 @@ def _unit_plates(
         reached = {c: _reached(slopes[tried.index(c)], sites, plate, group, separated) for c in own}
         if all(places <= {c} for c, places in reached.items()) and all(reached.values()):
             plates.add(plate)
-        elif len({frozenset(places) for places in reached.values()}) > 1:
+        elif len({frozenset(p) for p in reached.values()}) > 1 and all(
+            0 < len(p) < size_of[plate] for p in reached.values()
+        ):
             problems.append(
                 f"latents in plate '{plate}' ({quote(group)}) depend on whose a row is, `unit={unit!r}`, but a row "
                 f"does not pick them by that: rows of unit 1 reach position(s) "
@@ -210,34 +212,33 @@ def choose_rule(separated: SeparableModel, args: tuple, kwargs: dict) -> tuple[R
     keys = rng.integers(0, 2**32, (len(units[0]), 1 + rows, 2), dtype=np.uint32)
     of_rows = separated.of_rows
 
-    def errors(drawn: bool) -> Callable:
+    def gradients(rule: Rule, drawn: bool) -> np.ndarray:
+        """By parameters, units and entries."""
+
         def compute(args: tuple, kwargs: dict, z: jax.Array, units: tuple, keys: jax.Array) -> jax.Array:
-            parts = of_rows.parts(args, kwargs, drawn)
+            parts, by_rule = of_rows.parts(args, kwargs, drawn), dataclasses.replace(latents, rule=rule)
 
             def of_unit(z: jax.Array, unit: tuple, keys: jax.Array) -> jax.Array:
                 words = (keys[0], keys[1:]) if drawn else ()
                 present = jnp.ones(rows, bool)
-
-                def density(z: jax.Array, rule: Rule) -> jax.Array:
-                    return integrated(dataclasses.replace(latents, rule=rule), parts, z, unit, present, *words)
-
-                return jnp.stack([jax.grad(density)(z, rule) for rule in known])
+                return jax.grad(lambda z: integrated(by_rule, parts, z, unit, present, *words))(z)
 
             return jax.lax.map(lambda z: jax.vmap(lambda u, k: of_unit(z, u, k))(units, keys), z)
 
-        return compute
+        return np.asarray(_compile(separated, args, kwargs, compute, z, units, keys)(z, units, keys), float)
 
+    drawn = True
     try:
-        found = _compile(separated, args, kwargs, errors(True), z, units, keys)(z, units, keys)
+        exact = gradients(known[-1], drawn)
     except CannotDrawError:
-        found = _compile(separated, args, kwargs, errors(False), z, units, keys)(z, units, keys)
-    errors_of = _relative_errors(np.asarray(found, float))
-    n = separated.num_rows
-    enough = min(max(_PART_OF_SD / math.sqrt(n), _LEAST_ERROR), _MOST_ERROR)
-    for rule, error in zip(known, errors_of, strict=True):
+        drawn = False
+        exact = gradients(known[-1], drawn)
+    enough = min(max(_PART_OF_SD / math.sqrt(separated.num_rows), _LEAST_ERROR), _MOST_ERROR)
+    for rule in known[:-1]:
+        error = _relative_error(gradients(rule, drawn), exact)
         if error <= enough:
-            return rule, float(error)
-    return known[-2], float(errors_of[-2])
+            break
+    return rule, error
 
 
 def _parameters(separated: SeparableModel, args: tuple, kwargs: dict, rng: np.random.Generator) -> np.ndarray:
@@ -253,16 +254,11 @@ def _parameters(separated: SeparableModel, args: tuple, kwargs: dict, rng: np.ra
     return np.concatenate([near, of_prior]).astype(of_prior.dtype)
 
 
-def _relative_errors(gradients: np.ndarray) -> np.ndarray:
-    """Of each rule, by the last one.
-
-    :param gradients: by parameters, units, rules and entries.
-    """
-    finite = np.all(np.isfinite(gradients), (2, 3))
+def _relative_error(gradients: np.ndarray, exact: np.ndarray) -> float:
+    """Of the mean over units, a part of the root mean square; the upper quartile over parameters."""
+    finite = np.all(np.isfinite(gradients) & np.isfinite(exact), 2)
     counts = np.maximum(finite.sum(1), 1)
-    gradients = np.where(finite[:, :, None, None], gradients, 0)
-    exact = gradients[:, :, -1]
-    mean = np.sum(gradients - exact[:, :, None], 1) / counts[:, None, None]
+    gradients, exact = (np.where(finite[:, :, None], part, 0) for part in (gradients, exact))
+    mean = np.linalg.norm(np.sum(gradients - exact, 1) / counts[:, None], axis=1)
     scale = np.sqrt(np.sum(exact**2, (1, 2)) / counts)
-    errors = np.linalg.norm(mean, axis=2)[scale > 0] / scale[scale > 0, None]
-    return np.quantile(errors, 0.75, axis=0) if len(errors) else np.zeros(gradients.shape[2])
+    return float(np.quantile(mean[scale > 0] / scale[scale > 0], 0.75)) if np.any(scale > 0) else 0.0

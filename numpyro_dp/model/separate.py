@@ -114,10 +114,7 @@ def _separate(
     row_sites = latents.union(
         s.name
         for s in observed
-        if s.depends_on & private
-        or s.plates & row_plates
-        or s.discrete_latents & latents
-        or s.continuous_latents & own
+        if s.depends_on & private or s.plates & row_plates or s.discrete_latents & latents or s.continuous_latents & own
     )
     separated = SeparableModel(
         model=model,

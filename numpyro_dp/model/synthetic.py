@@ -294,9 +294,7 @@ class _SyntheticCheck:
     def _of_units(self, rows: Sequence) -> tuple:
         """Rows of so many units as there are different ones."""
         codes = None if self._latents is None else self._latents.codes
-        return tuple(
-            (jnp.arange(x.shape[0]) % _FEW).astype(x.dtype) if k == codes else x for k, x in enumerate(rows)
-        )
+        return tuple((jnp.arange(x.shape[0]) % _FEW).astype(x.dtype) if k == codes else x for k, x in enumerate(rows))
 
     def _sites(self, args: tuple, kwargs: dict, z: Params, rows: Sequence, own: "_Own", size: int) -> tuple:
         """Summed log density of each sample site, value of each released deterministic site."""

@@ -859,7 +859,6 @@ class Bad:
 
 
 BAD: dict[str, Bad] = {}
-_IN_ROW_PLATE = "sum or integrate it out"
 _MIXED = "not a sum over rows.*do it beforehand with public constants"
 _IN_PYTHON = "needs the values of an array argument in Python.*Compute sizes beforehand"
 
@@ -888,66 +887,46 @@ def average(*others):
         numpyro.sample("y", dist.Normal(mu, 1.0), obs=others[-1])
 
 
-# -- A value for each row ----------------------------------------------------------------------------------------------
+# -- A value for each row; most are integrated out, see `mixed` --------------------------------------------------------
 
 
-@bad("eight schools, a row each", positive, y, says=("'theta' lives in the row plate 'schools'", _IN_ROW_PLATE))
-def eight_schools(sigma, y):
-    mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfCauchy(5))
-    with numpyro.plate("schools", y.shape[0]):
-        theta = numpyro.sample("theta", dist.Normal(mu, tau))
-        numpyro.sample("y", dist.Normal(theta, sigma), obs=y)
-
-
-bad("the same, not centred", positive, y, says=("'theta_decentered' lives in the row plate 'schools'", _IN_ROW_PLATE))(
-    reparam(eight_schools, config={"theta": LocScaleReparam(0)})
+@bad(
+    "batting averages, not pooled", counts + 9, counts, says=("no latent sites beside 'chance', which are integrated",)
 )
-
-
-@bad("batting averages, not pooled", counts + 9, counts, says=("'chance' lives in the row plate", _IN_ROW_PLATE))
 def batting_averages_not_pooled(at_bats, hits):
     with numpyro.plate("players", hits.shape[0]):
         chance = numpyro.sample("chance", dist.Uniform(0, 1))
         numpyro.sample("hits", dist.Binomial(at_bats, probs=chance), obs=hits)
 
 
-@bad("abilities of persons", X > 0, says=("'ability' lives in the row plate 'persons'", _IN_ROW_PLATE))
-def abilities(answers):
-    with numpyro.plate("items", answers.shape[1], dim=-1):
-        difficulty = numpyro.sample("difficulty", dist.Normal(0, 1))
-    with numpyro.plate("persons", answers.shape[0], dim=-2):
-        ability = numpyro.sample("ability", dist.Normal(0, 1))
-        with numpyro.plate("items", answers.shape[1], dim=-1):
-            numpyro.sample("answers", dist.Bernoulli(logits=ability - difficulty), obs=answers)
-
-
-@bad("topics of documents (LDA)", _rng.integers(0, 4, (N, 5)), says=("'theta' lives in the row plate", _IN_ROW_PLATE))
-def topics_of_documents(words):
-    topics = numpyro.sample("topics", dist.Dirichlet(jnp.ones(4)).expand([2]).to_event(1))
-    with numpyro.plate("documents", words.shape[0], dim=-2):
-        theta = numpyro.sample("theta", dist.Dirichlet(jnp.ones(2)))
-        with numpyro.plate("places", words.shape[1], dim=-1):
-            topic = numpyro.sample("topic", dist.Categorical(theta))
-            numpyro.sample("words", dist.Categorical(topics[topic]), obs=words)
-
-
-@bad("true values behind measurements", X, positive, y, says=("'true' lives in the row plate", _IN_ROW_PLATE))
-def latent_true_values(X, error, y):
-    b = coefficients(X)
-    with numpyro.plate("states", X.shape[0]):
-        true = numpyro.sample("true", dist.Normal(X @ b, 1.0))
-        numpyro.sample("y", dist.Normal(true, error), obs=y)
-
-
-@bad("outliers by weights of rows", X, y, says=("'weight' lives in the row plate", _IN_ROW_PLATE))
-def weights_of_rows(X, y):
+@bad("a long path for each row", X, y, says=("each row has 40 latent numbers", "give it fewer"))
+def long_paths(X, y):
     b = coefficients(X)
     with numpyro.plate("rows", X.shape[0]):
-        weight = numpyro.sample("weight", dist.Gamma(2.0, 2.0))
-        numpyro.sample("y", dist.Normal(X @ b, weight**-0.5), obs=y)
+        path = numpyro.sample("path", dist.GaussianRandomWalk(0.1, num_steps=40))
+        numpyro.sample("y", dist.Normal(X @ b + path[..., -1], 1.0), obs=y)
 
 
-@bad("stochastic volatility", y, says=(r"'volatility' has shape \(11,\) with all rows", _IN_ROW_PLATE))
+@bad(
+    "a parameter with a prior of rows' latents",
+    X,
+    y,
+    says=("prior of 'b' uses 'scale', of which each row", "same plate"),
+)
+def prior_of_latents(X, y):
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+    with numpyro.plate("rows", X.shape[0]):
+        scale = numpyro.sample("scale", dist.HalfNormal(1))
+    b = numpyro.sample("b", dist.Normal(jnp.sum(scale), 1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Normal(b * scale, sigma), obs=y)
+
+
+@bad(
+    "stochastic volatility",
+    y,
+    says=(r"'volatility' has shape \(11,\) with all rows", "In the plate of the rows it is integrated"),
+)
 def stochastic_volatility(returns):
     step = numpyro.sample("step", dist.Exponential(50.0))
     volatility = numpyro.sample("volatility", dist.GaussianRandomWalk(step, num_steps=returns.shape[0]))
@@ -960,19 +939,6 @@ def persons_in_a_plate_of_their_own(y):
         effect = numpyro.sample("effect", dist.Normal(0, 1))
     with numpyro.plate("rows", y.shape[0]):
         numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
-
-
-@bad(
-    "a parameter that slipped into the plate",
-    X,
-    y,
-    says=("'sigma' lives in the row plate 'rows'", "before|outside|out of"),
-)
-def scale_within_the_plate(X, y):
-    b = coefficients(X)
-    with numpyro.plate("rows", X.shape[0]):
-        sigma = numpyro.sample("sigma", dist.HalfNormal(1))
-        numpyro.sample("y", dist.Normal(X @ b, sigma), obs=y)
 
 
 # -- No distribution, or one without data ------------------------------------------------------------------------------

@@ -129,8 +129,6 @@ REFUSED_ELSEWHERE = {
     "a prior whose scale handler reads the outcomes": "test_model.test_prior_scaled_by_private_rows",
     "a prior that depends on the number of rows": "test_model.test_prior_that_depends_on_the_number_of_rows",
     "minibatches (examples hmcecs and stein_bnn)": "test_model.test_subsampled_plate",
-    "imputation by obs_mask (tutorial bayesian_imputation)": "test_model.test_imputation_by_obs_mask",
-    "an effect of each row": "test_model.test_latent_in_the_row_plate",
     "an effect of each row without a plate": "test_model.test_latent_with_one_value_per_row_but_no_plate",
     "as many effects as rows, by a number": "test_model.test_latent_with_a_hard_coded_value_per_row",
     "spike and slab": "test_model.test_spike_and_slab_prior",
