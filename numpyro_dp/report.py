@@ -59,7 +59,7 @@ class PrivacyReport:
     :ivar closed_over: what the model reads besides its arguments (globals, attributes) and that holds numbers. It is
         treated as public, and what is stored elsewhere (files, a database) is not seen.
     :ivar private_arguments: arguments whose rows are protected.
-    :ivar dropped_sites: deterministic sites left out of the samples, with the reason.
+    :ivar dropped_sites: sites that are not among the samples, with the reason: deterministic ones, and latents of rows.
     :ivar noise: where the noise came from.
     :ivar posterior: what the draws are draws of, and whether released numbers vouch for them.
     :ivar assumptions: what the guarantee and the posterior rest on.

@@ -679,12 +679,15 @@ class DPKernel(MCMCKernel, Algorithm):
                     separated, self._settings.unit, args, kwargs, self._settings.max_rows_per_unit, are_counted
                 )
             if separated.latents is not None:
-                separated = with_rule(separated, args, kwargs)
+                separated = with_rule(separated, args, kwargs, self._public_size(separated))
             self._separated[_signature(args, kwargs)] = separated
         elif isinstance(self._settings.unit, str):
             require_same_groups(separated, self._settings.unit, args, kwargs)
         self._see(separated, separated.public(args, kwargs), known is None)
         return separated
+
+    def _public_size(self, separated: SeparableModel) -> int | None:
+        return separated.num_rows if self._settings.size_is_public else None
 
     def _known(self, args: tuple, kwargs: dict) -> SeparableModel | None:
         return self._separated.get(_signature(args, kwargs))

@@ -23,8 +23,21 @@ def describe_table(settings: Settings, separated: SeparableModel) -> dict[str, A
         "public_arguments": tuple(map(str, separated.public_arguments())),
         "private_arguments": tuple(str(a) if shapes else a.name for a in separated.private_arguments()),
         "closed_over": separated.closed_over,
-        "dropped_sites": dict(separated.dropped_sites),
+        "dropped_sites": {**separated.dropped_sites, **_integrated(separated)},
     }
+
+
+def _integrated(separated: SeparableModel) -> dict[str, str]:
+    """Why latents of rows or units are not among the samples."""
+    latents = separated.latents
+    if latents is None:
+        return {}
+    reason = (
+        f"one value for each {'unit' if latents.plates else 'row'} would publish it, so it is integrated out: by "
+        f"{len(latents.rule.nodes)} nodes, whose error is {latents.error:.0e} of a gradient on synthetic rows. "
+        "Predictions for others draw it from its law"
+    )
+    return dict.fromkeys(sorted(latents.names), reason)
 
 
 def report(kernel: "DPKernel", table: dict[str, Any]) -> PrivacyReport:

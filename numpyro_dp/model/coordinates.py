@@ -188,7 +188,9 @@ def _parts(graph: Graph, phi: "_Phi", public: Sequence, drawn: bool, at: jax.Arr
     *rows, latent = graph.rows
     prior, start = graph.prior, graph.start
     given = graph.drawn if drawn else graph.given
-    assert prior is not None and start is not None and given is not None
+    assert prior is not None
+    assert start is not None
+    assert given is not None
     targets = [start, prior, given]
     before = _known(graph, phi, public, at, ())
     before |= _frontier(graph, targets, before, {graph.key, *graph.rows})
@@ -458,6 +460,7 @@ _DRAWS = 8  # of z
 _WILD_DRAWS, _WILD = 4, 2.5  # of z, and how much further out they lie
 _MIXED = 12  # values of phi whose coordinates are those of several draws, and moved
 _FURTHER = 2.0  # how far those are moved, in standard deviations of the draws
+_NEAR = 0.3  # spread of the latents of synthetic rows
 _ROWS = 4  # synthetic ones of each kind
 _STEPS, _CLOSE = 40, 0.05  # of the search for a z with a given phi; how close it must come, in standard deviations
 
@@ -480,7 +483,8 @@ def _check(graph: Graph, phi: _Phi, separated: SeparableModel, public: Sequence,
     draws[_DRAWS:] *= _WILD
     rows = synthetic_rows(separated.private_arguments(), _ROWS, rng)
     if separated.latents is not None:
-        rows = (*rows, rng.normal(size=(len(rows[0]), separated.latents.size)).astype(graph.avals[graph.z].dtype))
+        near = _NEAR * rng.normal(size=(len(rows[0]), separated.latents.size))  # further out a scale may overflow
+        rows = (*rows, near.astype(graph.avals[graph.z].dtype))
     # Public arrays that are traced have no value here.
     public = [np.ones(x.shape, canonical(x.dtype)) if isinstance(x, NO_VALUE) else np.asarray(x) for x in public]
 

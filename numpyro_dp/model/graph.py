@@ -39,8 +39,8 @@ class Graph:
     :ivar z, public, rows, key: numbers of the flat parameters, of the public arrays, of the row, of the key's words.
         Where latents are integrated out, the last of the row's are these, w, and the density is that of row and w.
     :ivar output, drawn: numbers of the row's log density, and of that of a row that is drawn; None if none can be.
-    :ivar start, prior, given: where latents are integrated out, the numbers of what `Parts` gives; else None. `drawn` is
-        then that of the row given w.
+    :ivar start, prior, given: where latents are integrated out, the numbers of what `Parts` gives; else None. Then
+        `drawn` is that of the row given w.
     :ivar num_outcomes: how many values an outcome can have, where these are few; then it is the key's first word that
         says which of them the drawn one is.
     :ivar of_z, of_row: the values that depend on the parameters, and those that depend on the row (or on the key).
@@ -61,7 +61,8 @@ class Graph:
         self.of_z, self.of_row = {self.z}, {self.key, *self.rows}
         self.entries: dict[int, np.ndarray] = {self.z: np.arange(self.size(self.z))}
         self.output, *others = self._write_out(closed.jaxpr, closed.consts, inputs)
-        self.start, self.prior, self.given = others[:3] if has_latents else (None, None, None)
+        parts: Sequence[int | None] = others[:3] if has_latents else (None, None, None)
+        self.start, self.prior, self.given = parts
         drawn = others[3:] if has_latents else others
         self.drawn = drawn[0] if drawn else None
         self.num_outcomes: int | None = None

@@ -3,9 +3,9 @@
     ``log integral exp(joint(w)) dw  ~  log sum_k exp(joint(m + L t_k) + log a_k) + log |L|``
 
 The nodes ``t_k`` are made for a standard normal law. A few Newton steps find the mode of the joint density and its
-curvature there (Liu and Pierce 1994). Twice then the nodes are moved to the mean m and to a root L of the covariance that
-they find themselves (Naylor and Smith 1982), without which a density with a narrow peak on a broad base would be cut off.
-A normal joint density is integrated exactly, derivatives included, by the 2 q nodes of the smallest rule.
+curvature there (Liu and Pierce 1994). Twice then the nodes are moved to the mean m and to a root L of the covariance
+that they find themselves (Naylor and Smith 1982): a density with a narrow peak on a broad base would be cut off
+otherwise. A normal joint density is integrated exactly, derivatives included, by the 2 q nodes of the smallest rule.
 
 The number of steps is fixed, and everything depends on the one density alone: how long it takes tells nothing of a
 row. To derivatives the nodes are constants. What comes out is then the same rule's value of the integral of the

@@ -28,7 +28,9 @@ _RULE_DRAWS = 6  # of the parameters
 _MOST_RULE_ROWS = 12  # of a unit
 _PART_OF_SD = 0.1
 """The error of an integral may move the posterior by so many of its standard deviations."""
+_LARGE = 1e100  # numbers whose squares may overflow say nothing
 _LEAST_ERROR, _MOST_ERROR = 1e-4, 3e-3
+_ERROR_OF_ANY_TABLE = 5e-4
 
 
 def find_latents(
@@ -53,6 +55,13 @@ def find_latents(
     names = own or of_units
     if problems or not names:
         return None, problems
+    if table_like := _one_entry_per_unit(separated, sites, plates, names):
+        return None, [
+            f"argument '{a}' has one entry for each member of plate '{plate}', the units, and would be public. Give "
+            f"each row its unit's, as a column: `{a}[{unit}]`, computed beforehand; what the law of a unit's latents "
+            "takes from it, rows can add to the latents"
+            for a, plate in table_like
+        ]
     shapes = _shapes_at_one_row(separated, plates, names, args, kwargs)
     size = sum(math.prod(shape) for shape in shapes.values())
     if size > MOST_LATENTS:
@@ -71,6 +80,14 @@ def find_latents(
     sizes = {p: sites[name].plate_sizes[p] for name in names for p in sites[name].plates & plates}
     prototype = {name: np.zeros(shapes[name], dtypes[name]) for name in sorted(names)}
     return Latents(prototype, axes, plates, sizes, codes, rules(size)[-2]), []
+
+
+def _one_entry_per_unit(
+    separated: SeparableModel, sites: Sites, plates: frozenset[str], names: Sequence[str]
+) -> list[tuple[str, str]]:
+    """Public arguments that are as long as a plate of units, which is then named."""
+    sizes = {sites[name].plate_sizes[plate]: plate for name in names for plate in sites[name].plates & plates}
+    return [(a.name, sizes[a.shape[0]]) for a in separated.public_arguments() if a.shape and a.shape[0] in sizes]
 
 
 def _shapes_at_one_row(
@@ -183,10 +200,10 @@ def _compile(separated: SeparableModel, args: tuple, kwargs: dict, function: Cal
 # -- How many nodes ----------------------------------------------------------------------------------------------------
 
 
-def with_rule(separated: SeparableModel, args: tuple, kwargs: dict) -> SeparableModel:
+def with_rule(separated: SeparableModel, args: tuple, kwargs: dict, num_units: int | None) -> SeparableModel:
     """The model with as many nodes as its latents and its table need; see `choose_rule`."""
     assert separated.latents is not None
-    rule, error = choose_rule(separated, args, kwargs)
+    rule, error = choose_rule(separated, args, kwargs, num_units)
     latents = dataclasses.replace(separated.latents, rule=rule, error=error)
     if separated.of_rows is separated:
         return dataclasses.replace(separated, latents=latents)
@@ -194,12 +211,13 @@ def with_rule(separated: SeparableModel, args: tuple, kwargs: dict) -> Separable
     return dataclasses.replace(separated, latents=latents, row_model=row_model)  # type: ignore[call-arg]
 
 
-def choose_rule(separated: SeparableModel, args: tuple, kwargs: dict) -> tuple[Rule, float]:
+def choose_rule(separated: SeparableModel, args: tuple, kwargs: dict, num_units: int | None) -> tuple[Rule, float]:
     """The cheapest rule that is exact enough for a table of this size, and its error.
 
     Gradients of units' densities are compared with those by the largest rule. Errors that units have in common add up,
     as the gradients of the posterior do: what counts is their mean, as a part of the gradients' root mean square.
 
+    :param num_units: None, if nothing may depend on it.
     :return: the rule and its error, a part of the gradients' root mean square.
     """
     latents = separated.latents
@@ -233,7 +251,9 @@ def choose_rule(separated: SeparableModel, args: tuple, kwargs: dict) -> tuple[R
     except CannotDrawError:
         drawn = False
         exact = gradients(known[-1], drawn)
-    enough = min(max(_PART_OF_SD / math.sqrt(separated.num_rows), _LEAST_ERROR), _MOST_ERROR)
+    enough = _ERROR_OF_ANY_TABLE
+    if num_units is not None:
+        enough = min(max(_PART_OF_SD / math.sqrt(num_units), _LEAST_ERROR), _MOST_ERROR)
     for rule in known[:-1]:
         error = _relative_error(gradients(rule, drawn), exact)
         if error <= enough:
@@ -256,7 +276,7 @@ def _parameters(separated: SeparableModel, args: tuple, kwargs: dict, rng: np.ra
 
 def _relative_error(gradients: np.ndarray, exact: np.ndarray) -> float:
     """Of the mean over units, a part of the root mean square; the upper quartile over parameters."""
-    finite = np.all(np.isfinite(gradients) & np.isfinite(exact), 2)
+    finite = np.all((np.abs(gradients) < _LARGE) & (np.abs(exact) < _LARGE), 2)
     counts = np.maximum(finite.sum(1), 1)
     gradients, exact = (np.where(finite[:, :, None], part, 0) for part in (gradients, exact))
     mean = np.linalg.norm(np.sum(gradients - exact, 1) / counts[:, None], axis=1)

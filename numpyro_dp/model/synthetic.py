@@ -77,7 +77,7 @@ def check_on_synthetic_rows(
             with np.errstate(invalid="ignore"):  # rows that make no sense may be inf and -inf
                 by_row, magnitude = np.sum(terms), np.sum(np.abs(terms))
             if _differ(separated, whole, by_row, magnitude):
-                mismatches.setdefault(name, _explain_mismatch(sites[name], _FEW, whole, by_row))
+                mismatches.setdefault(name, _explain_mismatch(separated, sites[name], _FEW, whole, by_row))
         if separated.row_latents and not mismatches:
             mismatches |= _enumeration_mismatch(separated, few)
             if np.any(np.isfinite(few.row_log_density)):
@@ -115,7 +115,7 @@ def _compare_at_full_size(
             by_row, size = np.sum(terms), np.sum(np.abs(terms))
             magnitude += size
             if _differ(separated, whole, by_row, size, slack):
-                problems.append(_explain_mismatch(sites[name], n, whole, by_row))
+                problems.append(_explain_mismatch(separated, sites[name], n, whole, by_row))
         elif _differ(separated, whole, terms[0], abs(terms[0])):
             problems.append(
                 f"{'the prior of' if sites[name].kind == 'latent' else 'site'} '{name}' depends on the number of "
@@ -145,7 +145,7 @@ def _differ(separated: SeparableModel, whole: Array, by_row: Array, magnitude: A
     return bool(abs(whole - by_row) > slack * tolerance(separated.arguments, whole.dtype) * (1 + magnitude))
 
 
-def _explain_mismatch(site: Site, size: int, whole: Array, by_row: Array) -> str:
+def _explain_mismatch(separated: SeparableModel, site: Site, size: int, whole: Array, by_row: Array) -> str:
     ratio = whole / by_row if by_row else np.nan
     if size > 1 and (np.isclose(ratio, 1 / size, rtol=1e-3) or np.isclose(ratio, size, rtol=1e-3)):
         return (
@@ -153,6 +153,12 @@ def _explain_mismatch(site: Site, size: int, whole: Array, by_row: Array) -> str
             "density counted once per row): take the scale from a public number, not from a shape"
         )
     what = "a factor over all rows" if site.factor else "rows are mixed"
+    if separated.latents is not None and separated.latents.plates:
+        (code,) = (a.name for k, a in enumerate(separated.private_arguments()) if k == separated.latents.codes)
+        what += (
+            f", or '{code}' does more than pick a row's own {quote(sorted(separated.latents.names))}: for that pass a "
+            "column of its own"
+        )
     return (
         f"the log density of '{site.name}' is not a sum over rows ({what}): on {size} synthetic rows the model gives "
         f"{whole:.6g}, and its rows one by one give {by_row:.6g}. If the model standardises, ranks or averages over "

@@ -22,6 +22,8 @@ from numpyro_dp.model.arguments import name_leaves
 from numpyro_dp.model.latents import Parts, integrated
 from numpyro_dp.model.separable import SeparableModel, split_words
 
+MANY_UNITS = 50
+"""A parameter that is as long as there are so many units or more is taken for the units' own."""
 MOST_PADDING = 8
 """Public units are laid out with as many places as the largest needs; so many times the table's rows at most."""
 
@@ -183,6 +185,8 @@ def group_rows(
     units, most = len(sizes), int(np.max(sizes, initial=0))
     if units < 2 and are_counted:
         raise ValueError("unit says that all rows belong to one and the same: there is nobody to hide among")
+    if are_counted:
+        _require_own_latents(separated, unit, units)
     fields = {field.name: getattr(separated, field.name) for field in dataclasses.fields(SeparableModel)}
     fields |= {"num_rows": units, "row_model": separated}
     if max_rows_per_unit is not None:
@@ -193,6 +197,7 @@ def group_rows(
             f"{len(ids) / units:.3g}: all would need as much room as the largest. Keep fewer rows of the largest "
             "units: `max_rows_per_unit=` does"
         )
+    _require_codes(separated, unit, ids)
     return PublicUnits(**fields, most_rows=most, number=number)
 
 
@@ -203,6 +208,34 @@ def require_same_groups(grouped: SeparableModel, unit: str, args: tuple, kwargs:
     """
     if isinstance(grouped, PublicUnits):
         grouped.require_same(unit, args, kwargs)
+
+
+def _require_own_latents(separated: SeparableModel, unit: Any, units: int) -> None:
+    """Refuse parameters of which each unit seems to have one."""
+    found = [name for name, x in separated.prototype.items() if units >= MANY_UNITS and units in x.shape]
+    if not found:
+        return
+    one = f"latent site '{found[0]}' has shape {separated.prototype[found[0]].shape}, one value for each of the {units}"
+    if not isinstance(unit, str):
+        raise ValueError(
+            f"{one} units. To have it integrated out, name the model's argument by which rows pick their unit's value, "
+            "unit='person' say, instead of giving the array"
+        )
+    raise ValueError(
+        f"{one} units, but it is in no plate, or rows do not pick from it by {unit!r}, so it cannot be integrated out. "
+        f"Draw it in a plate, `with numpyro.plate('units', {units}):`, and pick `{found[0]}[{unit}]` with codes 0, 1, "
+        "2, ... (`pandas.factorize(ids)[0]` makes them). Effects of other groups are parameters: fewer of them"
+    )
+
+
+def _require_codes(separated: SeparableModel, unit: Any, ids: np.ndarray) -> None:
+    """Refuse public numbers of units that are none of the members of a plate that rows pick from by them."""
+    for plate, size in ({} if separated.latents is None else separated.latents.sizes).items():
+        if ids.min() < 0 or ids.max() >= size:
+            raise ValueError(
+                f"unit={unit!r} has codes from {ids.min()} to {ids.max()}, and plate '{plate}' has {size} members: "
+                f"codes must be 0 to {size - 1} (`pandas.factorize(ids)[0]` makes them)"
+            )
 
 
 def _require_private(separated: SeparableModel, unit: str, args: tuple, kwargs: dict) -> None:
