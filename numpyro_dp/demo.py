@@ -2,8 +2,13 @@
 
 The data are those of the RAND Health Insurance Experiment, in which families were assigned to insurance plans by lot:
 20,190 rows, each a year of one person's life. The question is whether paying a share of the bill keeps people from the
-doctor. The answer is computed twice: by `DPHMC`, which is told the model and eps and nothing else, and, to compare, by
-NUTS without privacy.
+doctor. The answer is computed twice: by `DPHMC`, which is told the model, eps, and whose each row is, and, to compare,
+by NUTS without privacy.
+
+**A person is what is protected**, with all of their years. The years of a person are alike: each person has an
+intercept of their own, which `DPHMC` integrates out and NUTS samples. The table that statsmodels ships has lost the
+numbers of the persons; here consecutive years with the same covariates count as one person's, at most five of them.
+Which rows are whose is public then: for how long a person takes part was settled by lot.
 
 **What is public here.** Ranges of covariates come from their definitions, never from the rows: see `COVARIATES`. Every
 covariate is clamped to its range and scaled to [-1, 1]. Privacy does not need that, since the kernel finds its clip
@@ -34,8 +39,6 @@ from numpyro.infer import NUTS
 
 from numpyro_dp import DPHMC, MCMC, PrivacyBudgetError, PrivacyReport, to_arviz
 from numpyro_dp.plots import plot_posteriors
-from numpyro_dp.privacy.accounting import gaussian_eps
-from numpyro_dp.report import round_up
 
 # -- The data ----------------------------------------------------------------------------------------------------------
 
@@ -65,10 +68,14 @@ COVARIATES = {
     # Self-rated health: excellent, good, fair or poor, of which the table has the last three as indicators.
     "fair_or_poor_health": Covariate("health: fair or poor", lambda t: np.maximum(t["hlthf"], t["hlthp"]), 0.0, 1.0),
 }
-LABELS = {"intercept": "intercept", **{name: covariate.label for name, covariate in COVARIATES.items()}}
+LABELS = {
+    "intercept": "intercept",
+    **{name: covariate.label for name, covariate in COVARIATES.items()},
+    "spread": "spread of the persons' own intercepts",
+}
 
-ROWS_PER_PERSON = 5
-"""The experiment followed a person for at most five years."""
+YEARS = 5
+"""The experiment followed a person for at most so many years."""
 
 
 def load_table() -> Any:
@@ -100,31 +107,45 @@ def any_visit(table: Any) -> np.ndarray:
     return (np.asarray(table["mdvis"]) > 0).astype(np.int32)
 
 
+def persons(table: Any) -> np.ndarray:
+    """Whose each row is, by numbers from 0: consecutive rows that differ in visits only, at most `YEARS`; (n,)."""
+    others = np.column_stack([np.asarray(table[name], float) for name in table if name != "mdvis"])
+    is_other = np.append(True, np.any((others[1:] != others[:-1]) & ~np.isnan(others[1:] * others[:-1]), axis=1))
+    start = np.maximum.accumulate(np.where(is_other, np.arange(len(others)), 0))
+    return np.cumsum((np.arange(len(others)) - start) % YEARS == 0) - 1
+
+
 # -- The model and the runs --------------------------------------------------------------------------------------------
 
 
-def model(covariates, visit=None):
-    """Logistic regression of "any visit to a doctor this year"; a plain NumPyro model with a plate over the rows."""
+def model(person, covariates, visit=None, num_persons=1):
+    """Logistic regression of "any visit to a doctor this year", with an intercept of each person's own."""
     intercept = numpyro.sample("intercept", dist.Normal(0, 1))
     effects = jnp.stack([numpyro.sample(name, dist.Normal(0, 1)) for name in COVARIATES])
-    with numpyro.plate("person_years", covariates.shape[0]):
-        numpyro.sample("visit", dist.Bernoulli(logits=intercept + covariates @ effects), obs=visit)
+    spread = numpyro.sample("spread", dist.HalfNormal(2))
+    with numpyro.plate("persons", num_persons):
+        own = numpyro.sample("own", dist.Normal(0, 1))
+    with numpyro.plate("years", covariates.shape[0]):
+        logits = intercept + covariates @ effects + spread * own[person]
+        numpyro.sample("visit", dist.Bernoulli(logits=logits), obs=visit)
 
 
-def run_private(covariates: np.ndarray, visit: np.ndarray, *, eps: float, seed: int, **options: Any) -> MCMC:
-    """`DPHMC` with nothing but the model and a budget.
+def run_private(table: Any, *, eps: float, seed: int, **options: Any) -> MCMC:
+    """`DPHMC` with nothing but the model, a budget, and whose each row is.
 
     :param options: of `MCMC`: numbers of iterations and chains.
     """
-    mcmc = MCMC(DPHMC(model, eps=eps), chain_method="vectorized", **options)
-    mcmc.run(jax.random.key(seed), covariates, visit=visit)
+    person = persons(table)
+    mcmc = MCMC(DPHMC(model, eps=eps, unit="person"), chain_method="vectorized", **options)
+    mcmc.run(jax.random.key(seed), person, design_matrix(table), any_visit(table), num_persons=int(person.max()) + 1)
     return mcmc
 
 
-def run_reference(covariates: np.ndarray, visit: np.ndarray, *, seed: int, **options: Any) -> ExactMCMC:
-    """NUTS on the table itself: not private."""
+def run_reference(table: Any, *, seed: int, **options: Any) -> ExactMCMC:
+    """NUTS on the table itself, with all persons' intercepts: not private."""
+    person = persons(table)
     mcmc = ExactMCMC(NUTS(model), chain_method="vectorized", **options)
-    mcmc.run(jax.random.key(seed), covariates, visit=visit)
+    mcmc.run(jax.random.key(seed), person, design_matrix(table), any_visit(table), num_persons=int(person.max()) + 1)
     return mcmc
 
 
@@ -210,13 +231,11 @@ def answer(private: ExactMCMC, reference: ExactMCMC) -> str:
     )
 
 
-def cost_for_a_person(report: PrivacyReport) -> str:
-    """What the run costs somebody with several rows: rho grows with the square of their number."""
-    assert report.rho is not None  # Gaussian releases only
-    eps = gaussian_eps(report.delta, ROWS_PER_PERSON**2 * report.rho)
+def what_is_protected(report: PrivacyReport) -> str:
+    """Whom eps is for."""
     return (
-        f"eps = {report.eps:g} is for replacing one row, that is one year of one person. A person has up to "
-        f"{ROWS_PER_PERSON} rows: for all of them the run guarantees only eps = {round_up(eps, 3)} at the same delta."
+        f"eps = {report.eps:g} is for replacing one person with all of their years, up to {YEARS}. One year of a person is "
+        "part of that, and protected at least as well. Families are not: their members are persons of their own here."
     )
 
 
@@ -224,12 +243,13 @@ def cost_for_a_person(report: PrivacyReport) -> str:
 
 INTRODUCTION = """\
 Does paying part of the bill keep people from the doctor? The RAND Health Insurance Experiment assigned families to
-insurance plans by lot. This demo fits a logistic regression of "any visit to a doctor this year" to its {rows} rows,
-with differential privacy (DPHMC at eps = {eps:g}) and, to compare, without.
+insurance plans by lot. This demo fits a logistic regression of "any visit to a doctor this year", with an intercept of
+each person's own, to the {rows} years of {persons} persons: with differential privacy (DPHMC at eps = {eps:g}) and, to
+compare, without.
 
-The guarantee is per ROW, that is per person-year and not per person: a person has up to {per_person} rows.
-DPHMC gets the model and eps: no clip bounds, no step size, no starting values. Covariates are scaled to [-1, 1] by
-their public ranges, because the priors refer to that scale.
+The guarantee is per PERSON, with all of their years. DPHMC integrates the persons' intercepts out, because one value
+for each person would publish it. It gets the model, eps and whose each row is: no clip bounds, no step size, no
+starting values. Covariates are scaled to [-1, 1] by their public ranges, because the priors refer to that scale.
 """
 
 SURROGATE = """
@@ -253,14 +273,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportError as error:
         print(f"The demo needs more than numpyro_dp: pip install 'numpyro_dp[demo]' ({error})", file=sys.stderr)
         return 1
-    covariates, visit = design_matrix(table), any_visit(table)
-    print(INTRODUCTION.format(rows=len(visit), eps=options.eps, per_person=ROWS_PER_PERSON))
+    print(INTRODUCTION.format(rows=len(table), persons=int(persons(table).max()) + 1, eps=options.eps))
 
     common = {name: getattr(options, name) for name in ("num_warmup", "num_samples", "num_chains", "progress_bar")}
     try:
         private = _timed(
             f"DPHMC at eps = {options.eps:g}",
-            lambda: run_private(covariates, visit, eps=options.eps, seed=options.seed, **common),
+            lambda: run_private(table, eps=options.eps, seed=options.seed, **common),
         )
     except PrivacyBudgetError as error:
         print(textwrap.fill(str(error), _WIDTH), file=sys.stderr)
@@ -270,15 +289,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(SURROGATE if mode == "surrogate" else OTHER_MODES.format(mode=mode))
     reference = _timed(
         "NUTS, not private, shown here only because these data are public",
-        lambda: run_reference(covariates, visit, seed=options.seed + 1, **common),
+        lambda: run_reference(table, seed=options.seed + 1, **common),
     )
-    reference.print_summary()
-
     exact, found = estimates(reference), estimates(private)
     _heading("What privacy cost (shift: in non-private standard deviations)")
     print(what_privacy_cost(exact, found) + "\n")
     _heading("Conclusion")
-    texts = verdict(options.eps, exact, found), answer(private, reference), cost_for_a_person(private.privacy)
+    texts = verdict(options.eps, exact, found), answer(private, reference), what_is_protected(private.privacy)
     print("\n".join(textwrap.fill(text, _WIDTH) for text in texts))
 
     options.output.mkdir(parents=True, exist_ok=True)

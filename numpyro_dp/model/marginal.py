@@ -275,10 +275,17 @@ def _parameters(separated: SeparableModel, args: tuple, kwargs: dict, rng: np.ra
 
 
 def _relative_error(gradients: np.ndarray, exact: np.ndarray) -> float:
-    """Of the mean over units, a part of the root mean square; the upper quartile over parameters."""
-    finite = np.all((np.abs(gradients) < _LARGE) & (np.abs(exact) < _LARGE), 2)
-    counts = np.maximum(finite.sum(1), 1)
-    gradients, exact = (np.where(finite[:, :, None], part, 0) for part in (gradients, exact))
-    mean = np.linalg.norm(np.sum(gradients - exact, 1) / counts[:, None], axis=1)
-    scale = np.sqrt(np.sum(exact**2, (1, 2)) / counts)
-    return float(np.quantile(mean[scale > 0] / scale[scale > 0], 0.75)) if np.any(scale > 0) else 0.0
+    """Of the mean over units of a kind, a part of the root mean square.
+
+    Its upper quartile over parameters, and of that the median over kinds: some kinds of synthetic rows make no sense.
+
+    :param gradients, exact: by parameters, units (`_RULE_ROWS` of each kind, one kind after the other) and entries.
+    """
+    gradients, exact = (x.reshape(len(x), -1, _RULE_ROWS, x.shape[2]) for x in (gradients, exact))
+    finite = np.all((np.abs(gradients) < _LARGE) & (np.abs(exact) < _LARGE), 3)
+    counts = np.maximum(finite.sum(2), 1)
+    gradients, exact = (np.where(finite[..., None], x, 0) for x in (gradients, exact))
+    mean = np.linalg.norm(np.sum(gradients - exact, 2) / counts[..., None], axis=2)
+    scale = np.sqrt(np.sum(exact**2, (2, 3)) / counts)
+    errors = [np.quantile(m[s > 0] / s[s > 0], 0.75) for m, s in zip(mean.T, scale.T, strict=True) if np.any(s > 0)]
+    return float(np.median(errors)) if errors else 0.0
