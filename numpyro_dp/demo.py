@@ -234,8 +234,8 @@ def answer(private: ExactMCMC, reference: ExactMCMC) -> str:
 def what_is_protected(report: PrivacyReport) -> str:
     """Whom eps is for."""
     return (
-        f"eps = {report.eps:g} is for replacing one person with all of their years, up to {YEARS}. One year of a person is "
-        "part of that, and protected at least as well. Families are not: their members are persons of their own here."
+        f"eps = {report.eps:g} is for replacing one person with all of their years, up to {YEARS}. One year is part of "
+        "that, and protected at least as well. Families are not: their members are persons of their own here."
     )
 
 
