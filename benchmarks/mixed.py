@@ -3,7 +3,7 @@
     python benchmarks/mixed.py --tables 11-14 --eps 1 3      # the table of docs/models.md; a minute or two a run
     python benchmarks/mixed.py --gradient                    # a gradient, beside that of NumPyro's joint density
 
-Each run is of a table of its own, with parameters drawn anew. Exact posteriors are normal at their modes: the tables have
+Each run is of a table of its own, with parameters drawn anew. Exact posteriors are normal at their modes: tables have
 5,000 persons. In the place of an integral over all persons' latents stands the sum of the persons' integrals, which the
 tests compare with NumPyro's densities.
 """
