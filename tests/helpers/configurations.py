@@ -68,6 +68,16 @@ def memberships(y=None):
         numpyro.sample("y", dist.Normal(jnp.where(component == 1, a, b), 1.0), obs=y)
 
 
+def visits(x, y=None, kind=None, person=None, num_persons=20):
+    """Each person has an intercept, which is integrated out; what is computed from it is not released."""
+    a = numpyro.sample("a", dist.Normal(0, 1))
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    with numpyro.plate("persons", num_persons):
+        u = numpyro.deterministic("u", a + numpyro.sample("u_decentered", dist.Normal(0, 1)))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.StudentT(5.0, u[person] + x * b + 0.1 * kind, 1.0), obs=y)
+
+
 def hostile(n: int, seed: int) -> np.ndarray:
     values = np.random.default_rng(seed).normal(size=n)
     values[:6] = np.nan, np.inf, -np.inf, 1e30, -1e-30, 0.0
@@ -115,6 +125,8 @@ NAMED = Tables(
     public=("person",),
 )
 WHOSE = dataclasses.replace(NAMED, second=lambda: other_rows(N) | {"person": persons(N, 5)}, public=())
+VISITS = dataclasses.replace(NAMED, model=visits)
+VISITS_OF_WHOM = dataclasses.replace(WHOSE, model=visits)
 LOCATION = Tables(location, lambda: {"y": np.full(N, SECRET)}, lambda: {"y": hostile(N, 6)}, sites=("a",))
 MEMBERSHIPS = Tables(memberships, lambda: {"y": np.full(N, SECRET)}, lambda: {"y": hostile(N, 7)})
 
@@ -287,7 +299,11 @@ CONFIGURATIONS = {
         mcmc=TWO,
     ),
     "hmc_memberships": Configuration(DPHMC, {"eps": 3.0, "prepare": Preparation(force=True)} | SEED, MEMBERSHIPS),
+    "hmc_visits": Configuration(
+        DPHMC, {"eps": 3.0, "prepare": Preparation(force=True), "unit": "person"} | SEED, VISITS
+    ),
     # -- DPPenalty
+    "penalty_visits": Configuration(DPPenalty, {"eps": 3.0, "prepare": False} | CAPPED | ADDED, VISITS_OF_WHOM),
     "penalty": Configuration(
         DPPenalty,
         {

@@ -11,18 +11,20 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from helpers.mixed import MIXED, PERSONS, Mixed, log_density_by_grid, person, random_intercept, visits_of_a_row
+from helpers.tiers import NIGHTLY, some_every_day
 from numpyro.infer import Predictive
 
 from numpyro_dp import MCMC, DPPenalty, UnsupportedModelError, to_arviz
 from numpyro_dp.kernels.base import DPKernel
 from numpyro_dp.model.coordinates import find_cut
-from numpyro_dp.model.integration import rules
+from numpyro_dp.model.integration import log_integral, rules
 from numpyro_dp.model.marginal import with_rule
 from numpyro_dp.model.separate import separate
 from numpyro_dp.model.units import group_rows
 from numpyro_dp.privacy.isolation import alone
 
-CASES = sorted(MIXED)
+EVERYDAY = {"effect_of_some", "missing_covariate", "random_intercept", "random_intercept_beside_groups", "random_slope"}
+CASES = some_every_day(sorted(MIXED), EVERYDAY)
 
 
 def admitted(case: Mixed, rule=-1):
@@ -82,7 +84,7 @@ def test_a_hierarchy_of_groups_stays_before_the_cut():
     assert admitted(case).num_params == 6
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 10])
+@pytest.mark.parametrize("size", some_every_day([1, 2, 3, 4, 10], [2]))
 def test_rules_are_exact_for_normal_densities(size, x64):
     rng = np.random.default_rng(size)
     root = rng.normal(size=(size, size)) + 2 * np.eye(size)
@@ -92,8 +94,6 @@ def test_rules_are_exact_for_normal_densities(size, x64):
 
     def bind(z):
         return jnp.zeros(size), lambda w: -jnp.sum(w**2) / 200, lambda w: joint(z, w)
-
-    from numpyro_dp.model.integration import log_integral
 
     z = jnp.asarray(rng.normal(size=size + 1))
     exact = size * np.log(2 * np.pi) / 2 - np.linalg.slogdet(root)[1] - size * z[size] / 2
@@ -128,7 +128,9 @@ def test_a_path_of_ten_steps(x64):
 # -- How many nodes ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["eight_schools", "random_slope", "random_intercept", "frailty"])
+@pytest.mark.parametrize(
+    "name", some_every_day(["eight_schools", "random_slope", "random_intercept", "frailty"], ["random_intercept"])
+)
 def test_as_few_nodes_as_do(name, x64):
     case = MIXED[name]
     chosen = with_rule(admitted(case), case.args, {}, 10_000).latents
@@ -138,6 +140,7 @@ def test_as_few_nodes_as_do(name, x64):
     assert with_rule(admitted(case), case.args, {}, None).latents.error < 5.1e-4
 
 
+@NIGHTLY
 def test_the_error_that_is_reported_is_that_of_other_rows(x64):
     """Mean scores of rows drawn from the model, by few nodes and by many."""
     case, n = MIXED["random_intercept"], 400
@@ -159,7 +162,9 @@ def test_the_error_that_is_reported_is_that_of_other_rows(x64):
 # -- Rows that are drawn -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["random_intercept", "random_slope", "overdispersed_counts", "abilities"])
+@pytest.mark.parametrize(
+    "name", some_every_day(["random_intercept", "random_slope", "overdispersed_counts", "abilities"], ["abilities"])
+)
 def test_scores_of_rows_that_are_drawn_add_up_to_nothing(name, x64):
     """As scores do only if outcomes have the law that they are judged by, their latents integrated out."""
     case = MIXED[name]
@@ -197,7 +202,9 @@ def test_rows_are_alone(name):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30, -1e30, 0.0])
-@pytest.mark.parametrize("name", ["random_slope", "frailty", "measurement_error", "weights_of_rows"])
+@pytest.mark.parametrize(
+    "name", some_every_day(["random_slope", "frailty", "measurement_error", "weights_of_rows"], ["random_slope"])
+)
 def test_hostile_rows_leave_others_alone(name, bad):
     case = MIXED[name]
     separated = admitted(case, 2)
@@ -314,8 +321,13 @@ def _grunfeld():
     return table["firm"].factorize()[0], table[["value", "capital"]].to_numpy(float), table["invest"].to_numpy(float)
 
 
-@pytest.mark.parametrize("slope", [False, True])
-@pytest.mark.parametrize("load", [_dietox, _grunfeld])
+@pytest.mark.parametrize(
+    ("load", "slope"),
+    [
+        (_dietox, True),
+        *(pytest.param(*case, marks=NIGHTLY) for case in [(_dietox, False), (_grunfeld, False), (_grunfeld, True)]),
+    ],
+)
 def test_likelihoods_of_statsmodels(load, slope, x64):
     """Real tables: the log likelihood where `MixedLM` ends, and, where it says that it is there, the maximum."""
     from statsmodels.regression.mixed_linear_model import MixedLM
