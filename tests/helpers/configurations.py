@@ -303,7 +303,9 @@ CONFIGURATIONS = {
         DPHMC, {"eps": 3.0, "prepare": Preparation(force=True), "unit": "person"} | SEED, VISITS
     ),
     # -- DPPenalty
-    "penalty_visits": Configuration(DPPenalty, {"eps": 3.0, "prepare": False} | CAPPED | ADDED, VISITS_OF_WHOM),
+    "penalty_visits": Configuration(
+        DPPenalty, {"eps": 3.0, "prepare": Preparation(force=True)} | CAPPED | ADDED, VISITS_OF_WHOM
+    ),
     "penalty": Configuration(
         DPPenalty,
         {

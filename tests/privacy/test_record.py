@@ -24,9 +24,7 @@ from helpers.configurations import (
     CONFIGURATIONS,
     LOCATION,
     MEMBERSHIPS,
-    NAMED,
     UNITS,
-    WHOSE,
     Configuration,
     N,
     Tables,
@@ -54,7 +52,7 @@ def ordinary(tables: Tables) -> dict[str, np.ndarray]:
     table = {"y": rng.normal(size=N)}
     if tables not in (LOCATION, MEMBERSHIPS):
         table = {"x": rng.normal(size=N), **table, "kind": rng.integers(0, 3, N)}
-    return table | ({"person": persons(N, 4)} if tables in (NAMED, WHOSE) else {})
+    return table | ({"person": persons(N, 4)} if "person" in tables.first() else {})
 
 
 def extreme(table: dict[str, np.ndarray], rows: Any, sign: float) -> dict[str, np.ndarray]:

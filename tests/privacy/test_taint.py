@@ -43,6 +43,7 @@ from helpers.configurations import (
     MORE,
     SEED,
     UNITS,
+    VISITS_OF_WHOM,
     WHOSE,
     Configuration,
     InFolder,
@@ -301,7 +302,7 @@ def longer_than(configuration: Configuration) -> Tables:
 
     def second() -> dict[str, np.ndarray]:
         made = {"y": hostile(MORE, 6)} if tables is LOCATION else other_rows(MORE)
-        return made | {"person": persons(MORE, 5, units)} if tables is WHOSE else made
+        return made | {"person": persons(MORE, 5, units)} if tables in (WHOSE, VISITS_OF_WHOM) else made
 
     return dataclasses.replace(tables, second=second)
 
