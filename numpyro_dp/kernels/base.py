@@ -38,7 +38,7 @@ from numpyro_dp.kernels.state import (
     witness_of,
 )
 from numpyro_dp.model.arguments import PublicArguments, placeholder_rows
-from numpyro_dp.model.marginal import with_rule
+from numpyro_dp.model.marginal import doubts_of_latents, with_rule
 from numpyro_dp.model.separable import SeparableModel, released_model
 from numpyro_dp.model.separate import separate
 from numpyro_dp.model.units import group_rows, require_same_groups
@@ -65,7 +65,7 @@ from numpyro_dp.privacy.vmap import vmap_chains
 from numpyro_dp.report import PosteriorWarning, PrivacyReport
 
 _LARGE_TABLE = 2**27  # bytes
-_NOT_ASKED = ("_described", "_layout", "_separated", "_num_warmup", "_public_hash")
+_NOT_ASKED = ("_described", "_layout", "_separated", "_num_warmup", "_of_latents", "_public_hash")
 """What a kernel remembers of a run, not what it asks."""
 
 
@@ -101,6 +101,7 @@ class DPKernel(MCMCKernel, Algorithm):
         self._layout: Layout | None = None
         self._described: dict[str, Any] | None = None
         self._of_draws: list[str] = []  # doubts about a finished run
+        self._of_latents: list[str] = []  # doubts about their integral
         self.announce: Callable[[str], None] = silent  # what goes on, to who waits
 
     @property
@@ -374,7 +375,8 @@ class DPKernel(MCMCKernel, Algorithm):
 
     def doubts(self) -> list[str]:
         """Why released numbers do not vouch for the posterior."""
-        return ["no release looked whether clip bounds and step sizes suit the rows (`prepare=False`)", *self._of_draws]
+        found = "no release looked whether clip bounds and step sizes suit the rows (`prepare=False`)"
+        return [found, *self._of_latents, *self._of_draws]
 
     def judge(self, draws: Any) -> None:
         """Look at the draws of a finished run, and warn if released numbers do not vouch for the posterior.
@@ -680,6 +682,7 @@ class DPKernel(MCMCKernel, Algorithm):
                 )
             if separated.latents is not None:
                 separated = with_rule(separated, args, kwargs, self._public_size(separated))
+                self._of_latents = doubts_of_latents(separated, self._public_size(separated))
             self._separated[_signature(args, kwargs)] = separated
         elif isinstance(self._settings.unit, str):
             require_same_groups(separated, self._settings.unit, args, kwargs)

@@ -210,7 +210,7 @@ class PreparedKernel(DPKernel):
                 f"deviations apart, and the draws show one of them{beside}. Say in the model which is which (by a "
                 "prior that is ordered or positive), or use only what is the same at both"
             )
-        return found + self._of_draws
+        return found + self._of_latents + self._of_draws
 
     def _warning(self, draws: Any) -> str:
         if self.preparation is None:

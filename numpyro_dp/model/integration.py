@@ -38,6 +38,8 @@ MOST_LATENTS = 16
 """Of one row or unit. Lattices of more are not tried."""
 _PRIOR_STEPS = 4  # of Newton: from the means of the latents' laws to the mode
 _LENGTHS = (1.0, 0.4, 0.1)  # of a Newton step, tried at once
+_RADII = (4.0, 2.0, 1.0, 0.25)  # within which it is tried, too, in standard deviations of the prior
+_STARTS = (-5.0, -3.0, -1.5, 0.0, 1.5, 3.0, 5.0)  # in these, along each axis
 _ROUNDS = 2  # in which nodes are moved to the mean and the spread that they find
 _SPREADS = (0.25, 16.0)  # least and largest variance by which a round changes a scale
 _FLOOR = 0.1  # curvature in units of the prior's: below that a density has no normal shape
@@ -46,7 +48,7 @@ _FLOOR = 0.1  # curvature in units of the prior's: below that a density has no n
 class Rule(NamedTuple):
     """Where a density is evaluated.
 
-    :ivar steps: of Newton.
+    :ivar steps: of Newton; 0 for nodes in the place of the latents' prior, wherever the joint density lies.
     :ivar nodes: of a standard normal law, shape (k, q).
     :ivar log_weights: so that ``sum exp(log_weights) f(nodes)`` is the integral of f, shape (k,).
     """
@@ -65,6 +67,21 @@ def rules(size: int) -> list[Rule]:
         sets = [_lattice(size, k) for k in (64, 256, 1024, 2048)]
     steps = (4, 6, 8, 12, 16)[-len(sets) :]
     return [Rule(3, *_axes(size)), *(Rule(s, *nodes) for s, nodes in zip(steps, sets, strict=True))]
+
+
+def grids(size: int) -> list[Rule]:
+    """Two even grids in the place of the prior, one between the other: where they agree, they are right.
+
+    They know nothing of where a joint density lies, and so tell whether adaptive rules have found it.
+    """
+    reach, number = {1: (8.0, 512), 2: (7.0, 64)}[size]
+    spacing = 2 * reach / number
+    found = []
+    for shift in (0.25, 0.75):
+        side = -reach + (np.arange(number) + shift) * spacing
+        nodes = np.stack([part.ravel() for part in np.meshgrid(*[side] * size, indexing="ij")], 1)
+        found.append(Rule(0, nodes, np.full(len(nodes), size * math.log(spacing))))
+    return found
 
 
 def _with_weights(nodes: np.ndarray, log_weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -119,8 +136,11 @@ def _place(rule: Rule, start: jax.Array, prior: Density, joint: Density) -> tupl
     def whitened(v: jax.Array) -> jax.Array:
         return joint(centre + root @ v)
 
-    mode, inner, log_inner = _fit(whitened, jnp.zeros_like(start), rule.steps, _FLOOR)
     nodes, log_weights = (jnp.asarray(part, start.dtype) for part in (rule.nodes, rule.log_weights))
+    if not rule.steps:
+        return centre + nodes @ root.T, log_volume
+    starts = jnp.concatenate([x * jnp.eye(start.size, dtype=start.dtype) for x in _STARTS])
+    mode, inner, log_inner = _fit(whitened, _best(whitened, starts), rule.steps, _FLOOR, _RADII)
 
     def by_moments(placed: tuple, _: None) -> tuple[tuple, None]:
         mean, scale, log_scale = placed
@@ -134,12 +154,20 @@ def _place(rule: Rule, start: jax.Array, prior: Density, joint: Density) -> tupl
     return centre + (mean + nodes @ scale.T) @ root.T, log_volume + log_scale
 
 
-def _fit(density: Density, start: jax.Array, steps: int, floor: float) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _best(density: Density, tried: jax.Array) -> jax.Array:
+    values = jax.vmap(density)(tried)
+    return tried[jnp.argmax(jnp.where(jnp.isnan(values), -jnp.inf, values))]
+
+
+def _fit(
+    density: Density, start: jax.Array, steps: int, floor: float, radii: tuple[float, ...] = ()
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The mode of a log density, a root of its inverse curvature there, and the log of the root's determinant.
 
     Whatever a density is, the mode and the root are finite.
 
     :param floor: of curvatures. What is not above that is taken for it; for 1, if it is 0.
+    :param radii: to which steps are shortened. A step for counts far above their mean would overshoot a hundredfold.
     """
     gradient = jax.grad(density)
     lengths = jnp.asarray((0.0, *_LENGTHS), start.dtype)
@@ -152,9 +180,10 @@ def _fit(density: Density, start: jax.Array, steps: int, floor: float) -> tuple[
         root = _inverse_root(curvature(w), floor)[0]
         slope = gradient(w)
         move = root @ (root.T @ jnp.where(jnp.isfinite(slope), slope, 0))
-        tried = w + lengths[:, None] * jnp.where(jnp.isfinite(move), move, 0)
-        values = jax.vmap(density)(tried)
-        return tried[jnp.argmax(jnp.where(jnp.isnan(values), -jnp.inf, values))], None
+        move = jnp.where(jnp.isfinite(move), move, 0)
+        within = [jnp.minimum(1, r / jnp.maximum(jnp.linalg.norm(move), jnp.finfo(w.dtype).tiny)) for r in radii]
+        shares = jnp.append(lengths, jnp.array(within, w.dtype))
+        return _best(density, w + shares[:, None] * move), None
 
     mode, _ = lax.scan(step, start, None, length=steps)
     return mode, *_inverse_root(curvature(mode), floor)

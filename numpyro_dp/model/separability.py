@@ -192,6 +192,12 @@ def site_problems(separated: SeparableModel, sites: Sites, private_args: Sequenc
     n = separated.num_rows
     for s in members:
         if s.name not in separated.row_sites:
+            if s.continuous_latents & names:
+                problems.append(
+                    f"site '{s.name}' uses {quote(sorted(s.continuous_latents & names))}, of which each unit has its "
+                    "own, outside of the rows: what units have in common is no matter of one of them. Leave it out, or "
+                    "give each row its part"
+                )
             public = s.value_depends_on - private
             if public and not s.factor and private_args is None:
                 problems.append(
@@ -202,6 +208,7 @@ def site_problems(separated: SeparableModel, sites: Sites, private_args: Sequenc
             continue
         if s.factor and not s.plates & separated.row_plates and s.log_prob_shape[:1] != (n,):
             summed = sorted(s.discrete_latents & separated.row_latents)
+            summed += sorted(s.continuous_latents & names)
             source = f"private argument {used(s.depends_on & private)}" if s.depends_on & private else quote(summed)
             problems.append(
                 f"factor '{s.name}' is computed from {source} over all rows at once: put one factor per row into the "
@@ -233,8 +240,7 @@ def discrete_problems(separated: SeparableModel, full: FullTrace) -> list[str]:
         )
     problems += [
         f"the prior of '{s.name}' uses {quote(sorted(s.discrete_latents & latents))}, of which each row has its own "
-        "value: that is no prior times one factor per row, and a continuous latent of a row takes a mixture as its "
-        "prior (`MixtureSameFamily`)"
+        "value: that is no prior times one factor per row"
         for s in full.sites.values()
         if s.kind == "latent" and s.discrete_latents & latents
     ]

@@ -243,7 +243,9 @@ def test_units_that_say_little(x64):
 # -- Refusals ----------------------------------------------------------------------------------------------------------
 
 
-def by_person(pick=lambda u, person: u[person], *, law=lambda tau, z: dist.Normal(0, tau), plate=True, own=False):
+def by_person(
+    pick=lambda u, person: u[person], *, law=lambda tau, z: dist.Normal(0, tau), plate=True, own=False, total=False
+):
     def model(person, x, y, num_persons, z=None):
         b, tau = numpyro.sample("b", dist.Normal(0, 1)), numpyro.sample("tau", dist.HalfNormal(1))
         if plate:
@@ -254,6 +256,8 @@ def by_person(pick=lambda u, person: u[person], *, law=lambda tau, z: dist.Norma
         with numpyro.plate("rows", x.shape[0]):
             e = numpyro.sample("e", dist.Normal(0, 1)) if own else 0.0
             numpyro.sample("y", dist.Normal(b * x + pick(u, person) + e, 1.0), obs=y)
+        if total:
+            numpyro.factor("total", -(jnp.sum(u) ** 2))
 
     return model
 
@@ -262,8 +266,13 @@ P = 60
 _codes = np.repeat(np.arange(P), 2)
 _x = np.random.default_rng(0).normal(size=2 * P)
 REFUSED = {
-    "codes from 1": (by_person(lambda u, p: u[p - 1]), {}, "rows of unit 1 reach position.s. 0.*factorize"),
-    "shared by two units": (by_person(lambda u, p: u[p // 2]), {}, "Latents that two units share"),
+    "codes from 1": (by_person(lambda u, p: u[p - 1]), {}, "one value for each of the 60 units.*factorize"),
+    "shared by two units": (by_person(lambda u, p: u[p // 2]), {}, "rows do not pick from it by 'person'"),
+    "outside of the rows": (
+        by_person(total=True),
+        {},
+        "site 'total' uses 'u', of which each unit has its own, outside",
+    ),
     "more than a pick": (by_person(lambda u, p: u[p] + 0.01 * p), {}, "'person' does more than pick a row's own 'u'"),
     "codes with gaps": (by_person(), {"person": 2 * _codes}, "codes from 0 to 118, and plate 'persons' has 60"),
     "texts": (by_person(), {"person": _codes.astype(str)}, "encode it as numbers"),
@@ -284,6 +293,66 @@ def test_what_cannot_be_integrated_out(kind):
     args = (changes.get("person", _codes), _x, _x, P, changes.get("z"))
     with pytest.raises((UnsupportedModelError, ValueError), match=f"(?s){words}"):
         DPKernel.separate(DPPenalty(model, eps=1.0, unit=changes.get("unit", "person")), args, {})
+
+
+@pytest.mark.parametrize("lookup", [np.arange(30) % 5, np.arange(30) // 6, np.arange(30) // 3])
+def test_effects_of_groups_that_units_share_are_parameters(lookup):
+    def model(school, y, groups):
+        mu, tau = numpyro.sample("mu", dist.Normal(0, 1)), numpyro.sample("tau", dist.HalfNormal(1))
+        with numpyro.plate("regions", groups):
+            v = numpyro.sample("v", dist.Normal(0, tau))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mu + v[jnp.asarray(lookup)[school]], 1.0), obs=y)
+
+    args = (np.arange(90) % 30, _x[:90], int(lookup.max()) + 1)
+    separated = separate(model, args, unit="school", private_args=["school", "y"])
+    assert separated.latents is None
+    assert "v" in separated.prototype
+
+
+def test_small_integers_as_codes():
+    separated = separate(by_person(), (_codes.astype(np.int8), _x, _x, 100), unit="person")
+    assert separated.latents.names == {"u"}
+
+
+def test_laws_that_cannot_be_drawn_from():
+    model = by_person(law=lambda tau, z: dist.ImproperUniform(dist.constraints.real, (), ()))
+    assert (
+        with_rule(separate(model, (_codes, _x, _x, P), unit="person"), (_codes, _x, _x, P), {}, P).latents.error < 0.1
+    )
+
+
+def counts(c):
+    mu, tau = numpyro.sample("mu", dist.Normal(0, 3)), numpyro.sample("tau", dist.HalfNormal(2))
+    with numpyro.plate("rows", c.shape[0]):
+        u = numpyro.sample("u", dist.Normal(mu, tau))
+        numpyro.sample("c", dist.Poisson(jnp.exp(u)), obs=c)
+
+
+def test_counts_far_above_their_mean(x64):
+    """Newton's steps would overshoot a hundredfold."""
+    column = np.array([0, 1_000, 5_000])
+    separated = with_rule(separate(counts, (column,)), (column,), {}, 3_000)
+    density, z = separated.row_log_density((column,), {}), jnp.array([np.log(20.0), np.log(2.0)])
+    for k in range(3):
+        value, slope = jax.value_and_grad(density)(z, (column[k : k + 1],))
+        grid = log_density_by_grid(Mixed(counts, (column,), ("u",)), k)
+        expected = jax.grad(lambda z: grid({"mu": z[0], "tau": z[1]}))(z)  # noqa: B023
+        np.testing.assert_allclose(slope, expected, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(value, grid({"mu": z[0], "tau": z[1]}), atol=1e-3)
+
+
+def test_an_integral_that_misses_a_hump_says_so():
+    def model(y):
+        m = numpyro.sample("m", dist.Normal(0, 1))
+        with numpyro.plate("rows", y.shape[0]):
+            humps = dist.Normal(jnp.array([-3.0, 3.0]) + m, 0.3)
+            u = numpyro.sample("u", dist.MixtureSameFamily(dist.Categorical(jnp.array([0.5, 0.5])), humps))
+            numpyro.sample("y", dist.Normal(u, 2.0), obs=y)
+
+    kernel = DPPenalty(model, eps=1.0, prepare=False)
+    kernel.separate((_x,), {})
+    assert "latents 'u' are integrated out with an error of" in " ".join(kernel.doubts())
 
 
 def test_crossed_effects_of_few_groups_are_parameters():
