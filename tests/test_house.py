@@ -13,6 +13,7 @@ NAMEDTUPLE = {"_replace", "_fields", "_asdict"}
 
 ALLOWED = {
     "arviz.py": {"_args", "_kwargs"},  # of NumPyro's MCMC
+    "model/latents.py": {"_mask"},  # of NumPyro's MaskedDistribution, which tells it nobody else
     "privacy/release.py": {"_mechanism", "_with", "_take", "_take_one", "_closed", "_opened"},  # of draws.py: one lock
     "tools/auditing.py": {"_ledger", "_noise"},  # it puts a ledger of its own in the place of the kernel's
 }
