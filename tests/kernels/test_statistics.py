@@ -526,6 +526,21 @@ def simplex_data():
     return (np.hstack([rng.multinomial(5, [0.2, 0.3, 0.5], 100), rng.poisson([1.0, 2, 4], (100, 3))]),)
 
 
+def visits(person, x, y, persons):
+    """Each person's intercept is integrated out by `numpyro_dp`, and sampled by NUTS."""
+    b, tau = numpyro.sample("b", dist.Normal(0, 1)), numpyro.sample("tau", dist.LogNormal(0, 0.5))
+    with numpyro.plate("persons", persons):
+        u = numpyro.sample("u", dist.Normal(0, 1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=b * x + tau * u[person]), obs=y)
+
+
+def visits_data():
+    rng = np.random.default_rng(5)
+    person, x = np.repeat(np.arange(60), 4), rng.normal(size=240)
+    return person, x, rng.binomial(1, 1 / (1 + np.exp(-x - 1.2 * rng.normal(size=60)[person]))), 60
+
+
 def moments(mcmc):
     """Posterior means and standard deviations with their Monte Carlo standard errors, per scalar."""
     result = {}
@@ -548,6 +563,7 @@ def moments(mcmc):
         pytest.param(logistic, logistic_data, id="logistic", marks=pytest.mark.nightly),
         pytest.param(hierarchical, hierarchical_data, id="hierarchical"),
         pytest.param(simplex, simplex_data, id="simplex", marks=pytest.mark.nightly),
+        pytest.param(visits, visits_data, id="visits", marks=pytest.mark.nightly),
     ],
 )
 @pytest.mark.parametrize("kernel", ["hmc", "penalty", pytest.param("barker", marks=pytest.mark.nightly)])
@@ -555,6 +571,7 @@ def moments(mcmc):
 def test_without_noise_and_clipping_it_is_the_posterior_of_nuts(model, data, kernel):
     args = data()
     free = {"eps": float("inf"), "clip_ratio": float("inf"), "adapt_mass_matrix": True}
+    free |= {"unit": "person"} if model is visits else {}
     sampler, samples = {
         "hmc": (DPHMC(model, prepare=False, clip_grad=float("inf"), num_steps=8, target_accept_prob=0.8, **free), 2000),
         "penalty": (DPPenalty(model, **free), 30000),
