@@ -23,13 +23,14 @@ more          a lattice, mapped to the normal law, with each point's mirror imag
 import itertools
 import math
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from scipy.special import logsumexp, ndtri
+from scipy.special import logsumexp
 
 Density = Callable[[jax.Array], jax.Array]
 """The log of a density of the latents w, shape (q,)."""
@@ -109,7 +110,7 @@ def _lattice(size: int, number: int) -> tuple[np.ndarray, np.ndarray]:
         ratio = (1 + ratio) ** (1 / (size + 1))
     steps = ratio ** -np.arange(1, size + 1)
     uniform = (0.5 + np.arange(1, number // 2 + 1)[:, None] * steps) % 1
-    points = ndtri(uniform)
+    points = np.vectorize(NormalDist().inv_cdf)(uniform)
     points = np.concatenate([points, -points])
     root = np.linalg.cholesky(points.T @ points / len(points))
     return _with_weights(np.linalg.solve(root, points.T).T, np.zeros(len(points)))

@@ -115,7 +115,7 @@ REFUSED = {
     "shapes": (around(lambda b, X: b @ X), "sizes that go by it"),
     "values": (around(lambda b, X: b * float(X[0, 0])), "needs the values"),
     "plate_of_50": (plate_of_50, "'people' is a plate of rows: its size is written as a number"),
-    "value_per_row": (value_per_row, "lives in the row plate"),
+    "value_per_row": (value_per_row, "no latent sites beside 'b', which are integrated out"),
     "site_per_row": (site_per_row, "exists only for some numbers of rows"),
     "knots_beside_rows": (around(lambda b, X: b * jnp.asarray(KNOTS)), ""),
 }
