@@ -60,7 +60,7 @@ class Rule(NamedTuple):
 
 
 def rules(size: int) -> list[Rule]:
-    """Rules for so many latents, the cheapest first; the last one is what the others are measured by."""
+    """Rules for so many latents, the cheapest first; the last one only measures the others."""
     if size <= 3:
         numbers = {1: (5, 9, 15, 25, 41), 2: (4, 6, 10, 15), 3: (3, 5, 7, 10)}[size]
         sets = [_hermite(size, k) for k in numbers]

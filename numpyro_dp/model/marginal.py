@@ -126,7 +126,7 @@ def _unit_plates(
     codes = names.index(unit) if unit in names else None
     if codes is None or private[codes].row_shape or not jnp.issubdtype(private[codes].dtype, jnp.integer):
         return frozenset(), None
-    if not any(sites[name].plate_sizes[plate] for plate, group in candidates.items() for name in group):
+    if not candidates:
         return frozenset(), None
     size_of = {plate: sites[group[0]].plate_sizes[plate] for plate, group in candidates.items()}
     largest, rng = int(jnp.iinfo(private[codes].dtype).max), np.random.default_rng(0)
@@ -135,7 +135,7 @@ def _unit_plates(
     slopes = _slopes(separated, sorted({n for group in candidates.values() for n in group}), codes, tried, args, kwargs)
     plates = set()
     for plate, group in candidates.items():
-        reached = {c: _reached(slopes[tried.index(c)], sites, plate, group, separated) for c in own[plate]}
+        reached = {c: _reached(slopes[tried.index(c)], sites, plate, group) for c in own[plate]}
         within = [c for c in own[plate] if c < size_of[plate]]
         # Beyond the end JAX picks the last one, or nothing; by what else a row picks, it may be any.
         beyond = set().union(*(reached[c] for c in own[plate] if c not in within))
@@ -178,9 +178,7 @@ def _slopes(
     return [compiled(with_code(code), z) for code in tried]
 
 
-def _reached(
-    slopes: dict[str, np.ndarray], sites: Sites, plate: str, group: Sequence[str], separated: SeparableModel
-) -> set[int]:
+def _reached(slopes: dict[str, np.ndarray], sites: Sites, plate: str, group: Sequence[str]) -> set[int]:
     """The positions in a plate whose latents a row depends on."""
     found: set[int] = set()
     for name in group:
@@ -238,8 +236,8 @@ def choose_rule(separated: SeparableModel, args: tuple, kwargs: dict, num_units:
     """The cheapest rule that is exact enough for a table of this size, and its error.
 
     Gradients of units' densities are compared with those by a grid; where that is too coarse, and for more than two
-    latents, by the largest rule. Errors that units have in common add up,
-    as the gradients of the posterior do: what counts is their mean, as a part of the gradients' root mean square.
+    latents, by the largest rule. Errors that units have in common add up, as the gradients of the posterior do: what
+    counts is their mean, as a part of the gradients' root mean square.
 
     :param num_units: None, if nothing may depend on it.
     :return: the rule and its error, a part of the gradients' root mean square.

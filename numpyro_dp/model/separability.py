@@ -382,8 +382,8 @@ def one_row_problems(separated: SeparableModel, sites: Sites, one_row: Sites) ->
             f"a site exists only for some numbers of rows: {quote(missing[:3])}. Give all rows to one site, in a plate"
         )
     for s in sites.values():
-        is_own = s.kind != "latent" or s.name in latents
-        if not is_own and s.name in one_row and one_row[s.name].shape != s.shape:
+        is_parameter = s.kind == "latent" and s.name not in latents
+        if is_parameter and s.name in one_row and one_row[s.name].shape != s.shape:
             problems.append(
                 f"latent site '{s.name}' has shape {s.shape} with all rows and {one_row[s.name].shape} with one: one "
                 "value per protected row would publish that row. In the plate of the rows it is integrated out; or "

@@ -227,7 +227,7 @@ class SeparableModel:
         :param drawn: of a row with its observed sites drawn from the model at z, which are constants to derivatives.
         :raises CannotDrawError: where the model does not say how a row's outcomes come about; the functions do, too.
         """
-        latents, args_kwargs = self.latents, self.without_private(args, kwargs)
+        latents, (args, kwargs) = self.latents, self.without_private(args, kwargs)  # as in `_given_log_density`
         assert latents is not None
         log_prior, given = self.latent_log_density(args, kwargs), self._given_log_density(args, kwargs)
         if drawn and self.outcome_leaves is None:
@@ -238,10 +238,10 @@ class SeparableModel:
 
             def prepare(row: tuple, *words: jax.Array) -> tuple:
                 row = latents.own(row)
-                return row, (self._draw_with_latents(z, row, words, *args_kwargs) if words else None)
+                return row, (self._draw_with_latents(z, row, words, args, kwargs) if words else None)
 
             def start(prepared: tuple) -> jax.Array:
-                row_args, row_kwargs = self.with_private(*args_kwargs, prepared[0])
+                row_args, row_kwargs = self.with_private(args, kwargs, prepared[0])
                 means = latent_means(self._as_one_row, z, latents.names, row_args, row_kwargs)
                 return ravel_pytree(jax.tree.map(lambda x, at: x.astype(at.dtype), means, latents.prototype))[0]
 

@@ -1,7 +1,9 @@
 """Continuous latents of rows and of units: what is found, how exactly they are integrated out, what is refused."""
 
 import dataclasses
+import gc
 import warnings
+import weakref
 from pathlib import Path
 
 import jax
@@ -439,6 +441,33 @@ def test_likelihoods_of_statsmodels(load, slope, x64):
         information = -jax.hessian(total)(z)
         standard_errors = jnp.linalg.solve(information, slopes) * jnp.sqrt(jnp.diagonal(information))
         np.testing.assert_allclose(standard_errors, 0, atol=1e-2)
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_who_keeps_a_density_keeps_no_table(drawn):
+    case = MIXED["random_intercept"]
+    separated, table = admitted(case), case.args[1].copy()
+    args = (case.args[0], table, *case.args[2:])
+    density = separated.drawn_log_density(args, {}) if drawn else separated.row_log_density(args, {})
+    kept = weakref.ref(table)
+    del table, args
+    gc.collect()
+    assert kept() is None
+    del density
+
+
+@pytest.mark.parametrize("is_public", [True, False])
+def test_nodes_do_not_go_by_a_private_number_of_units(is_public, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "numpyro_dp.kernels.base.with_rule", lambda separated, args, kwargs, n: asked.append(n) or separated
+    )
+    monkeypatch.setattr("numpyro_dp.kernels.base.doubts_of_latents", lambda separated, n: asked.append(n) or [])
+    private = {"max_rows_per_unit": 9, "neighboring_relation": "add_or_remove_one", "delta": 1e-4}
+    options = {} if is_public else private | {"private_args": ["person", "X", "y"]}
+    kernel = DPPenalty(random_intercept, eps=5.0, unit="person", prepare=False, **options)
+    kernel.separate(MIXED["random_intercept"].args, {})
+    assert asked == [PERSONS if is_public else None] * 2
 
 
 def test_a_run_and_what_it_says():
