@@ -443,6 +443,22 @@ def test_likelihoods_of_statsmodels(load, slope, x64):
         np.testing.assert_allclose(standard_errors, 0, atol=1e-2)
 
 
+def test_what_is_computed_from_latents_is_no_sample():
+    def model(person, y, persons):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        numpyro.deterministic("twice", 2 * mu)
+        with numpyro.plate("persons", persons):
+            u = numpyro.sample("u", dist.Normal(mu, 1))
+        numpyro.deterministic("mean", jnp.mean(u))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(u[person], 1.0), obs=y)
+
+    args = (_codes, _x, P)
+    separated = separate(model, args, unit="person")
+    assert separated.dropped_sites == {"mean": "computed from latents that are integrated out"}
+    assert separated.constrain(args, {})({"mu": jnp.ones(())}).keys() == {"mu", "twice"}
+
+
 @pytest.mark.parametrize("drawn", [False, True])
 def test_who_keeps_a_density_keeps_no_table(drawn):
     case = MIXED["random_intercept"]
