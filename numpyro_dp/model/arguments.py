@@ -21,6 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.primitives import Messenger
 
+from numpyro_dp.privacy.passes import StreamedColumn
+
 
 class UnsupportedModelError(ValueError):
     """The model cannot be written as a data-free prior times one factor per row; the message lists every reason."""
@@ -97,7 +99,14 @@ NO_VALUE = (jax.core.Tracer, jax.ShapeDtypeStruct)
 
 def is_array(leaf: Any) -> bool:
     """Whether a leaf is traced. Concrete scalars (sizes, scales) reach the model as they are, and are public."""
-    return isinstance(leaf, NO_VALUE) or (isinstance(leaf, np.ndarray | jax.Array) and leaf.ndim > 0)
+    if isinstance(leaf, NO_VALUE) or is_streamed(leaf):
+        return True
+    return isinstance(leaf, np.ndarray | jax.Array) and leaf.ndim > 0
+
+
+def is_streamed(leaf: Any) -> bool:
+    """Whether a leaf is a column of a table that is read in pieces."""
+    return isinstance(leaf, StreamedColumn)
 
 
 def name_leaves(model: Callable, args: tuple, kwargs: dict) -> list[Argument]:

@@ -32,6 +32,7 @@ from numpyro_dp.model.arguments import (
     Argument,
     PublicArguments,
     is_array,
+    is_streamed,
     placeholder_rows,
     traced,
 )
@@ -162,7 +163,8 @@ class SeparableModel:
         """The private leaves, each with the rows on its leading axis."""
         leaves = jax.tree.leaves((args, kwargs))
         with np.errstate(all="ignore"):  # NumPy would warn of a value that is too large for single precision
-            return tuple(jnp.asarray(leaf) for leaf, a in zip(leaves, self.arguments, strict=True) if a.private)
+            private = [leaf for leaf, a in zip(leaves, self.arguments, strict=True) if a.private]
+            return tuple(leaf if is_streamed(leaf) else jnp.asarray(leaf) for leaf in private)
 
     def row_log_density(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple], jax.Array]:
         """The function ``(flat z, one-row slices of `rows`) -> log p(row | z)``; public arguments are closed over."""

@@ -96,6 +96,7 @@ def clipped_sum(
     owners: OwnerIndex | None = None,
     fixed_places: bool = False,
     may_loop: bool = False,
+    present: jax.Array | None = None,
 ) -> ClippedSum | UnclippedSum:
     """Sum `per_row` over the rows, each contribution clipped to norm `bound`.
 
@@ -108,6 +109,7 @@ def clipped_sum(
     :param fixed_places: whether neighbouring tables have all rows but one in the same places, so that vectors may be
         added up by blocks.
     :param may_loop: see `numpyro_dp.privacy.isolation.alone`.
+    :param present: which rows count, shape (n,). Default: all of them.
     :raises RowsMeetError: while it is traced, if rows could act on one another through `per_row`.
     """
     # Where a program holds the table as a constant, compilers look at it: a column in which all rows are alike becomes
@@ -129,6 +131,8 @@ def clipped_sum(
     else:
         rows, chunk = whole_chunks(rows, chunk)
         num_rows = rows[0].shape[0]
+    if present is not None:
+        present = jnp.pad(present, (0, num_rows - present.shape[0]))
 
     def chunk_sum(start: jax.Array, counted: jax.Array) -> tuple:
         slices = tuple(lax.dynamic_slice_in_dim(row, start, chunk)[:, None] for row in rows)
@@ -140,6 +144,8 @@ def clipped_sum(
         values = lax.optimization_barrier(values)
         position = start + jnp.arange(chunk)
         counted_here = (position >= counted) & (position < counted_rows)
+        if present is not None:
+            counted_here &= lax.dynamic_slice_in_dim(present, start, chunk)
         counts = _align(counted_here, values)
         if not clip:
             return (_sum_values(jnp.where(counts, values, 0), start),)

@@ -219,7 +219,7 @@ class _Follower:
         if name == "while":
             return self._loop(eqn, inputs)
         found = set() if self._is_listed(eqn) else {_shown_name(eqn)}
-        for part in _jaxprs_in(eqn.params):
+        for part in jaxprs_in(eqn.params):
             found |= self.follow(part, [True] * len(part.invars))[1]
         return [True] * len(eqn.outvars), found
 
@@ -257,7 +257,8 @@ def called(eqn: JaxprEqn) -> ClosedJaxpr:
     return part if isinstance(part, ClosedJaxpr) else ClosedJaxpr(part, [])
 
 
-def _jaxprs_in(params: dict) -> Iterator[Jaxpr]:
+def jaxprs_in(params: dict) -> Iterator[Jaxpr]:
+    """The computations that an operation holds, by its parameters."""
     for part in jax.tree.leaves(params, is_leaf=lambda p: isinstance(p, ClosedJaxpr | Jaxpr)):
         if isinstance(part, ClosedJaxpr | Jaxpr):
             yield part.jaxpr if isinstance(part, ClosedJaxpr) else part
@@ -305,7 +306,7 @@ def _jaxs_wrapped() -> tuple[tuple[Any, type], ...]:
         for eqn in jaxpr.eqns:
             if "_prim" in eqn.params:
                 found.append((eqn.primitive, type(eqn.params["_prim"])))
-            for part in _jaxprs_in(eqn.params):
+            for part in jaxprs_in(eqn.params):
                 look_into(part)
 
     for closed in traced:

@@ -41,7 +41,7 @@ from numpyro_dp.privacy.clipping import (
     whole_chunks,
 )
 from numpyro_dp.privacy.draws import BATCH_BIT, BIT, SUM, Draw, Opened, Slots, law_of, trace_state
-from numpyro_dp.privacy.isolation import alone, one_row
+from numpyro_dp.privacy.isolation import Alone, alone, one_row
 from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError
 from numpyro_dp.privacy.mechanisms import BarkerBatch, size_is_public
 from numpyro_dp.privacy.noise import (
@@ -54,6 +54,7 @@ from numpyro_dp.privacy.noise import (
     release_batch_bit,
     release_bit,
 )
+from numpyro_dp.privacy.passes import RowNumbers, StreamedColumn, run_program, table_of, total_over, trace_program
 from numpyro_dp.privacy.sharding import Layout
 from numpyro_dp.privacy.structured import RowStructure, StructuredRows
 
@@ -159,7 +160,7 @@ Query = RowSum | GradientSum | ChangeSum | PenalizedSum | KeptSum
 class Vault:
     """The rows of a table.
 
-    :param rows: the private arrays, units on the leading axis.
+    :param rows: the private arrays, units on the leading axis; or columns of a table that is read in pieces.
     :param neighboring_relation: that of the plan.
     :param private: whether the plan is: then nothing leaves without noise.
     :param rows_per_unit: how many rows a unit has at most.
@@ -174,7 +175,7 @@ class Vault:
 
     def __init__(
         self,
-        rows: Sequence[jax.Array],
+        rows: "Sequence[jax.Array | StreamedColumn]",
         *,
         neighboring_relation: str,
         private: bool = True,
@@ -187,11 +188,16 @@ class Vault:
         at_hand: bool = True,
     ):
         self._ledger: Any = ledger  # compared with that of a draw
-        self._rows, self._trace = tuple(rows), trace_state()
+        self._rows: tuple[Any, ...] = tuple(rows)
+        self._table, self._trace = table_of(self._rows), trace_state()
         self._relation, self._private = neighboring_relation, private
         self._rows_per_unit, self._places = rows_per_unit, public_places
         self._batches, self._owners, self._layout, self._at_hand = require_batches(batches), owners, layout, at_hand
         self._structured: StructuredRows | None = None
+        if self._table is not None and not (private and isinstance(batches, AllRows) and layout is None):
+            raise TypeError("of a table that is read in pieces, only private sums over all rows can be asked")
+        if self._table is not None and isinstance(owners, OwnerIndex):
+            raise TypeError("the rows of a table that is read in pieces have one owner")
 
     # -- What is public about the rows -------------------------------------------------------------------------------
 
@@ -221,7 +227,8 @@ class Vault:
         """The same rows, each with its position, which is public, as one more array."""
         if not self.has_public_places:
             raise TypeError("the places of these rows are private: they have no public numbers")
-        return self._of((*self._rows, jnp.arange(self._rows[0].shape[0])))
+        numbers = jnp.arange(self._rows[0].shape[0]) if self._table is None else RowNumbers(self._table)
+        return self._of((*self._rows, numbers))
 
     def with_structure(self, structure: RowStructure, size: int) -> "Vault":
         """The same rows, of a log density of which the structure is known; a wrong one makes wrong sums, not a leak.
@@ -242,9 +249,8 @@ class Vault:
     @property
     def may_have_structure(self) -> bool:
         """Whether sums by a structure can be asked for."""
-        return (
-            self.has_public_places and isinstance(self._batches, AllRows) and not isinstance(self._owners, OwnerIndex)
-        )
+        in_memory = self._table is None and isinstance(self._batches, AllRows)
+        return self.has_public_places and in_memory and not isinstance(self._owners, OwnerIndex)
 
     @property
     def has_structure(self) -> bool:
@@ -267,7 +273,10 @@ class Vault:
             closed = (Draw._closed(a, own._ledger) if isinstance(a, Opened) else a for a in args)
             return function(own, *closed)
 
-        compiled = jax.jit(inner, static_argnums=tuple(k + 1 for k in static))
+        if self._table is not None:
+            compiled = _stage_by_stage(inner, self._rows, static)
+        else:
+            compiled = jax.jit(inner, static_argnums=tuple(k + 1 for k in static))
 
         def run(vault: "Vault", *args: Any) -> T:
             if type(vault) is not Vault or vault._settings() != self._settings():
@@ -279,7 +288,7 @@ class Vault:
 
     def _settings(self) -> tuple:
         numbers = self._relation, self._private, self._rows_per_unit, self._places, self._batches, self._at_hand
-        return (*numbers, id(self._owners), self._layout)
+        return (*numbers, id(self._owners), self._layout, id(self._table))
 
     def _of(self, rows: tuple) -> "Vault":
         other = object.__new__(Vault)
@@ -399,38 +408,94 @@ class Vault:
         if len(of_row.shapes.shape) != 1 or not jnp.issubdtype(of_row.shapes.dtype, jnp.floating):
             raise ValueError("a search for bounds is for a vector of real numbers of each row")
 
-        def values_of(rows: tuple[jax.Array, ...]) -> jax.Array:
-            padded, chunk = whole_chunks(lax.optimization_barrier(rows), chunk_rows(width * self._rows_per_unit))
-            values = lax.map(lambda row: of_row.of(tuple(part[None] for part in row)), padded, batch_size=chunk)
-            return values[: rows[0].shape[0]]
-
-        values = self._layout.map(values_of, self._rows) if self._layout else values_of(self._rows)
-        k = values.shape[1]
+        (k,), dtype = of_row.shapes.shape, of_row.shapes.dtype
         # Centred indicators have half the norm; but where n is private it may not be added back.
         centre = 0.5 if self.has_public_size else 0.0
         largest = (1 - centre) * math.sqrt(k) * _ROOM
         taken_off = centre * self._rows[0].shape[0] if self.has_public_size else 0.0
 
         def bounds(position: jax.Array) -> jax.Array:
-            return smallest * grid.ratio ** position.astype(values.dtype)
+            return smallest * grid.ratio ** position.astype(dtype)
+
+        width *= self._rows_per_unit
+        if self._table is None:
+            count = self._count_now(of_row, bounds, width, centre, largest)
+        else:
+            count = self._count_beforehand(of_row, bounds, width, centre, largest, 2**grid.num_counts)
 
         def halve(state: tuple, draw: Draw) -> tuple:
             low, high = state
             middle = (low + high) // 2
-            limits = bounds(middle)
-
-            def exceeds(row: tuple) -> jax.Array:
-                return jnp.where(row[0][0] > limits, 1 - centre, -centre).astype(values.dtype)
-
             slot = self._open(draw, SUM)
-            total = self._sum_rows((values,), RowSum(exceeds, largest, k), fixed_places=False)
-            counts = self._release(slot, total)
+            counts = self._release(slot, count(middle))
             few = counts.value + taken_off <= threshold
             return (jnp.where(few, low, middle + 1), jnp.where(few, middle, high)), None
 
         start = (jnp.zeros(k, jnp.int32), jnp.full(k, 2**grid.num_counts - 1, jnp.int32))
         (_, found), _ = draws.scan(halve, start)
         return bounds(found)
+
+    def _count_now(
+        self, of_row: Alone, bounds: Callable[[jax.Array], jax.Array], width: int, centre: float, largest: float
+    ) -> Callable[[jax.Array], Any]:
+        """From positions in a grid to the sum of indicators of who exceeds the bounds there; values are kept."""
+
+        def values_of(rows: tuple[jax.Array, ...]) -> jax.Array:
+            padded, chunk = whole_chunks(lax.optimization_barrier(rows), chunk_rows(width))
+            values = lax.map(lambda row: of_row.of(tuple(part[None] for part in row)), padded, batch_size=chunk)
+            return values[: rows[0].shape[0]]
+
+        values = self._layout.map(values_of, self._rows) if self._layout else values_of(self._rows)
+
+        def count(position: jax.Array) -> ClippedSum | UnclippedSum:
+            limits = bounds(position)
+
+            def exceeds(row: tuple) -> jax.Array:
+                return jnp.where(row[0][0] > limits, 1 - centre, -centre).astype(values.dtype)
+
+            return self._sum_rows((values,), RowSum(exceeds, largest, values.shape[1]), fixed_places=False)
+
+        return count
+
+    def _count_beforehand(
+        self,
+        of_row: Alone,
+        bounds: Callable[[jax.Array], jax.Array],
+        width: int,
+        centre: float,
+        largest: float,
+        num_bounds: int,
+    ) -> Callable[[jax.Array], Any]:
+        """The same for a table that is read in pieces: in one pass, those of all bounds of the grid."""
+        k = of_row.shapes.shape[0]
+        limits = jax.vmap(bounds, out_axes=-1)(jnp.broadcast_to(jnp.arange(num_bounds)[:, None], (num_bounds, k)))
+
+        def counts_of(rows: tuple, present: jax.Array) -> list:
+            chunk = min(chunk_rows(width + k * num_bounds), present.shape[0])
+
+            def add(j: jax.Array, total: jax.Array) -> jax.Array:
+                own, here = (
+                    jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, j * chunk, chunk), x) for x in (rows, present)
+                )
+                values = jax.vmap(of_row.of)(tuple(part[:, None] for part in own))
+                exceeding = (values[..., None] > limits) & here[:, None, None]
+                return total + jnp.sum(exceeding, 0, jnp.int32)
+
+            rows = lax.optimization_barrier(rows)
+            counted = lax.fori_loop(0, present.shape[0] // chunk, add, jnp.zeros((k, num_bounds), jnp.int32))
+            return [(jnp.zeros_like(counted), counted)]
+
+        with jax.ensure_compile_time_eval():
+            values = jnp.broadcast_to(jnp.array([[1 - centre], [-centre]], of_row.shapes.dtype), (2, k))
+            yes, no = (_steps_of(value, largest) for value in values)
+
+        def steps_of(counts: np.ndarray, num_rows: int) -> np.ndarray:
+            return counts * yes + (num_rows - counts) * no
+
+        ((hi, lo),) = total_over(self._rows, counts_of, steps_of)
+        bound = jnp.asarray(largest, jnp.promote_types(of_row.shapes.dtype, jnp.float32))
+        numbers = jnp.arange(k)
+        return lambda position: ClippedSum(hi[numbers, position], lo[numbers, position], bound)
 
     def exact(self, query: RowSum) -> jax.Array:
         """An exact sum, for runs that are declared not private."""
@@ -507,6 +572,8 @@ class Vault:
     def _sum_rows(self, rows: tuple[jax.Array, ...], query: RowSum, *, fixed_places: bool) -> ClippedSum | UnclippedSum:
         """Over all rows, on whatever devices they lie."""
         per_row, bound, width, may_loop = query
+        if any(isinstance(row, StreamedColumn) for row in rows):
+            return _streamed_sum(rows, query)
 
         def of_rows(rows: tuple[jax.Array, ...]) -> ClippedSum | UnclippedSum:
             return clipped_sum(per_row, rows, bound, width, fixed_places=fixed_places, may_loop=may_loop)
@@ -546,6 +613,52 @@ class Vault:
             self._rows if self._rows[0].shape[0] else tuple(jnp.zeros((1, *r.shape[1:]), r.dtype) for r in self._rows)
         )
         return tuple(row[batch.indices] for row in rows)
+
+
+def _streamed_sum(rows: tuple, query: RowSum) -> ClippedSum:
+    """Over a table that is read in pieces. Each row is rounded by itself, since pieces may end anywhere."""
+    per_row, bound, width, may_loop = query
+    dtypes = []
+
+    def of_block(rows: tuple, present: jax.Array) -> list:
+        total = clipped_sum(per_row, rows, bound, width, may_loop=may_loop, present=present)
+        assert isinstance(total, ClippedSum)
+        dtypes.append(total.bound.dtype)
+        return [(total.hi, total.lo)]
+
+    ((hi, lo),) = total_over(rows, of_block)
+    return ClippedSum(hi, lo, jnp.asarray(bound, dtypes[-1]))
+
+
+def _steps_of(value: jax.Array, bound: float) -> int:
+    """The steps of each entry of a row's vector whose entries are all alike."""
+    total = clipped_sum(lambda row: row[0][0], (value[None],), bound)
+    assert isinstance(total, ClippedSum)
+    return (int(total.hi[0]) << 24) + int(total.lo[0])
+
+
+def _stage_by_stage(inner: Callable[..., T], rows: tuple, static: Sequence[int]) -> Callable[..., T]:
+    """What `jax.jit` is for a table in memory: traced once for arguments of the same shapes, and then run.
+
+    :param inner: of the rows and further arguments.
+    """
+    traced: dict[Any, tuple] = {}
+
+    def run(_: tuple, *args: Any) -> T:
+        key = [args[k] if k in static else jax.tree.map(_abstract, args[k]) for k in range(len(args))]
+        leaves, tree = jax.tree.flatten([x for k, x in enumerate(key) if k not in static])
+        signature = (tree, *leaves, *(args[k] for k in static), jax.config.jax_enable_x64)
+        if signature not in traced:
+            traced[signature] = trace_program(lambda *args: inner(rows, *args), *key, static=static)
+        closed, shapes = traced[signature]
+        found = run_program(closed, jax.tree.leaves([x for k, x in enumerate(args) if k not in static]))
+        return jax.tree.unflatten(jax.tree.structure(shapes), found)
+
+    return run
+
+
+def _abstract(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
 
 
 def _number(value: Any, what: str) -> jax.Array | float:

@@ -1,0 +1,335 @@
+"""Passes over a table that is not in memory: blocks of rows are read, clipped and added up, anywhere.
+
+A sum of clipped rows is a sum of whole numbers (`numpyro_dp.privacy.clipping`), so it may be added up in any order, by
+any number of threads, processes or machines, and is the same to the last bit. One pass over a table is
+
+1. a `Task`: a compiled program that clips and adds up a block of `BLOCK_ROWS` rows, the numbers that it is given, and
+   which columns it reads. It can be sent to wherever the rows are;
+2. *pieces* of the table, each read once, by whoever runs the task on them;
+3. their totals, which come back here and are added up. What comes back more than once, or not at all, is an error: a
+   row that counted twice would count for more than its sensitivity.
+
+Noise is drawn and added by the vault, as of any other sum. The exact totals of pieces travel to it: whoever runs the
+pieces is trusted with the rows, and so is the way between.
+
+Rows lie in blocks by their numbers in the table, wherever pieces begin and end. A row's value is computed in the same
+place of the same program, whatever rows surround it.
+
+Proof: docs/proofs/clipping.md.
+"""
+
+import dataclasses
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
+from jax.interpreters import mlir
+
+from numpyro_dp.privacy.isolation import jaxprs_in
+
+BLOCK_ROWS = 2**14
+MOST_ROWS = 2**31 - 1
+"""Rows have numbers of 32 bits, and the sum of as many fits into two limbs."""
+_LIMB_BITS = 24
+
+
+class Piece(Protocol):
+    """Some consecutive rows of a table, which may be far away.
+
+    :ivar first: number of its first row in the table.
+    :ivar num_rows: how many there are.
+    """
+
+    first: int
+    num_rows: int
+
+    def read(self, columns: Sequence[Any]) -> Iterator[tuple[tuple[np.ndarray, ...], np.ndarray]]:
+        """The rows in order, some at a time: an array for each column, and which of the rows count at all."""
+
+
+class Part(NamedTuple):
+    """What the task found in a piece; exact, and so private.
+
+    :ivar totals: int64 arrays.
+    """
+
+    first: int
+    num_rows: int
+    totals: tuple[np.ndarray, ...]
+
+
+class StreamedTable(ABC):
+    """A table that is read in pieces; see `numpyro_dp.scan`."""
+
+    @property
+    @abstractmethod
+    def num_rows(self) -> int:
+        """How many rows there are."""
+
+    @abstractmethod
+    def run(self, task: "Task") -> Iterable[Part]:
+        """The task's result on each of the pieces, in any order."""
+
+
+class StreamedColumn:
+    """An argument of a model that is read in pieces, a row on each place of its leading axis.
+
+    :ivar table: that it belongs to.
+    :ivar shape, dtype: as of an array.
+    :ivar spec: what a piece is asked to read for it, which can be sent; None for the rows' numbers.
+    """
+
+    def __init__(self, table: StreamedTable, row_shape: tuple[int, ...], dtype: Any, spec: Any = None):
+        self.table, self.dtype, self.spec = table, np.dtype(dtype), spec
+        self.shape = (table.num_rows, *row_shape)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("a column that is read in pieces is no array: pass it to a model's argument as it is")
+
+
+class RowNumbers(StreamedColumn):
+    """Each row's number in the table, from 0."""
+
+    def __init__(self, table: StreamedTable):
+        super().__init__(table, (), np.int32)
+
+
+def table_of(rows: Sequence[Any]) -> StreamedTable | None:
+    """The table that all of these columns are read from; None for arrays.
+
+    :raises ValueError: if some are arrays, or of another table.
+    """
+    tables = {id(row.table): row.table for row in rows if isinstance(row, StreamedColumn)}
+    if not tables:
+        return None
+    if len(tables) > 1 or not all(isinstance(row, StreamedColumn) for row in rows):
+        raise ValueError(
+            "all private arguments must be columns of one and the same `numpyro_dp.scan`, got "
+            f"{sum(not isinstance(row, StreamedColumn) for row in rows)} array(s) and columns of {len(tables)} scan(s)"
+        )
+    return next(iter(tables.values()))
+
+
+# -- What is sent ------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What to do with a piece: ``task(piece)`` gives its `Part`. Holds no rows, and can be pickled.
+
+    :ivar program: takes ``(*rows of a block, which of them count, number of the first, *given)``; as `jax.export`
+        writes it.
+    :ivar given: numbers that the program is given, all of them public or released.
+    :ivar columns: what a piece is asked to read, for each array of the program; None for the rows' numbers.
+    :ivar in_double_precision: whether 64-bit numbers are on.
+    """
+
+    program: bytes
+    given: tuple[np.ndarray, ...]
+    columns: tuple[Any, ...]
+    in_double_precision: bool
+
+    def __call__(self, piece: Piece) -> Part:
+        read = [column for column in self.columns if column is not None]
+        with jax.enable_x64(self.in_double_precision):
+            totals, done = None, 0
+            for arrays, counts in piece.read(read):
+                for found in self._blocks(arrays, counts, piece.first + done):
+                    totals = found if totals is None else [a + b for a, b in zip(totals, found, strict=True)]
+                done += len(counts)
+        if done != piece.num_rows:
+            raise ValueError(f"a piece of {piece.num_rows} rows has changed: {done} were read")
+        return Part(piece.first, piece.num_rows, tuple(totals or ()))
+
+    def _blocks(self, arrays: tuple[np.ndarray, ...], counts: np.ndarray, first: int) -> Iterator[list[np.ndarray]]:
+        run, end = _compiled(self.program), first + len(counts)
+        for start in range(first - first % BLOCK_ROWS, end, BLOCK_ROWS):
+            low, high = max(start, first), min(start + BLOCK_ROWS, end)
+            own = slice(low - first, high - first)
+            place = slice(low - start, high - start)
+            block = iter([_placed(array[own], place) for array in arrays])
+            rows = [None if column is None else next(block) for column in self.columns]
+            numbers = np.arange(start, start + BLOCK_ROWS, dtype=np.int64).astype(np.int32)
+            filled = [numbers if row is None else row for row in rows]
+            found = run(*filled, _placed(counts[own], place), *self.given)
+            limbs = [np.asarray(x).astype(np.int64) for x in found]
+            yield [(hi << _LIMB_BITS) + lo for hi, lo in zip(limbs[::2], limbs[1::2], strict=True)]
+
+
+def _placed(rows: np.ndarray, place: slice) -> np.ndarray:
+    """A whole block with these rows in it, and zeros beside them."""
+    if len(rows) == BLOCK_ROWS:
+        return rows
+    block = np.zeros((BLOCK_ROWS, *rows.shape[1:]), rows.dtype)
+    block[place] = rows
+    return block
+
+
+@functools.lru_cache(256)
+def _compiled(program: bytes) -> Callable[..., Any]:
+    """Compiled once in each process, by a name that says nothing."""
+    return jax.jit(export.deserialize(bytearray(program)).call)
+
+
+# -- What is asked -----------------------------------------------------------------------------------------------------
+
+
+class _Question:
+    """A sum over all rows in the trace of a program that asks for it.
+
+    :ivar jaxpr: of a block: constants that are given, rows, and which of them count; to limbs of whole numbers.
+    :ivar finish: what becomes of each total, as whole numbers, at the end.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, rows: tuple[StreamedColumn, ...], finish: Callable | None):
+        self.jaxpr, self.rows, self.finish = jaxpr, rows, finish
+        self.table = table_of(rows)
+        self._program: dict[bool, bytes] = {}
+
+    def task(self, given: Sequence[Any]) -> Task:
+        in_double_precision = jax.config.jax_enable_x64
+        if in_double_precision not in self._program:  # once for all passes that ask the same
+            self._program[in_double_precision] = self._exported(given)
+        columns = tuple(row.spec for row in self.rows)
+        return Task(self._program[in_double_precision], tuple(map(np.asarray, given)), columns, in_double_precision)
+
+    def _exported(self, given: Sequence[Any]) -> bytes:
+        def run(*args: Any) -> list:
+            rows, given = args[: len(self.rows) + 1], args[len(self.rows) + 1 :]
+            return jax.core.eval_jaxpr(self.jaxpr, given, *rows)
+
+        blocks = [jax.ShapeDtypeStruct((BLOCK_ROWS, *row.shape[1:]), row.dtype) for row in self.rows]
+        counts = jax.ShapeDtypeStruct((BLOCK_ROWS,), np.bool_)
+        numbers = [jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in given]
+        return bytes(export.export(jax.jit(run))(*blocks, counts, *numbers).serialize())
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def total_over(
+    rows: Sequence[StreamedColumn],
+    of_block: Callable[[tuple, jax.Array], Any],
+    finish: Callable[[np.ndarray, int], np.ndarray] | None = None,
+) -> Any:
+    """The exact total over all rows of pairs of limbs that `of_block` gives of a block.
+
+    :param of_block: of the rows of a block and of which of them count, to a list of pairs ``(hi, lo)`` of int32 arrays.
+    :param finish: from a total, int64, and the number of rows to what is returned in its place; may add an axis.
+    :return: a list of pairs of limbs.
+    """
+    blocks = tuple(jax.ShapeDtypeStruct((BLOCK_ROWS, *row.shape[1:]), row.dtype) for row in rows)
+    counts = jax.ShapeDtypeStruct((BLOCK_ROWS,), np.bool_)
+    closed = jax.make_jaxpr(of_block)(blocks, counts)
+    question = _Question(closed.jaxpr, tuple(rows), finish)
+    limbs = _PASS.bind(*closed.consts, question=question)
+    return list(zip(limbs[::2], limbs[1::2], strict=True))
+
+
+_PASS = Primitive("pass_over_the_table")
+_PASS.multiple_results = True
+
+
+@_PASS.def_abstract_eval
+def _shapes(*_given: Any, question: _Question) -> list:
+    return [jax.core.ShapedArray(out.aval.shape, np.dtype(np.int32)) for out in question.jaxpr.outvars]
+
+
+@_PASS.def_impl
+def _run(*given: Any, question: _Question) -> list:
+    table = question.table
+    assert table is not None
+    totals = _add_up(table.run(question.task(given)), table.num_rows)
+    if question.finish is not None:
+        totals = [question.finish(total, table.num_rows) for total in totals]
+    limbs = [part for total in totals for part in (total >> _LIMB_BITS, total & (2**_LIMB_BITS - 1))]
+    return [jnp.asarray(part.astype(np.int32)) for part in limbs]
+
+
+def _refused(*_args: Any, **_params: Any) -> Any:
+    raise TypeError(
+        "a table that is read in pieces is asked once for each stage of a preparation, and cannot be asked inside of a "
+        "compiled loop: use DPHMC or DPPenalty with their default preparation, or put the table into memory"
+    )
+
+
+mlir.register_lowering(_PASS, _refused)
+
+
+def _add_up(parts: Iterable[Part], num_rows: int) -> list[np.ndarray]:
+    """The total of all pieces, each of which must be there once.
+
+    :raises RuntimeError: if they are not.
+    """
+    totals: list[np.ndarray] | None = None
+    places: dict[int, int] = {}
+    for part in parts:
+        if part.first in places:
+            raise RuntimeError("a piece of the table came back twice: nothing is released")
+        if part.num_rows:
+            places[part.first] = part.num_rows
+        found = [np.asarray(x, np.int64) for x in part.totals]
+        totals = found if totals is None else [a + b for a, b in zip(totals, found, strict=True)]
+    end = 0
+    for first in sorted(places):
+        if first != end:
+            break
+        end += places[first]
+    if end != num_rows or totals is None:
+        raise RuntimeError(f"pieces of the table are missing: {sum(places.values())} of {num_rows} rows came back")
+    return totals
+
+
+# -- Programs that ask -------------------------------------------------------------------------------------------------
+
+
+def trace_program(function: Callable[..., Any], *args: Any, static: Sequence[int] = ()) -> tuple[ClosedJaxpr, Any]:
+    """The program of a function that asks for sums over a table that is not in memory.
+
+    :raises TypeError: if it asks for one where it may be asked several times.
+    """
+    closed, shapes = jax.make_jaxpr(function, static_argnums=tuple(static), return_shape=True)(*args)
+    for eqn in closed.jaxpr.eqns:
+        if any(_asks(inner) for inner in jaxprs_in(eqn.params)):
+            _refused()
+    return closed, shapes
+
+
+def _asks(jaxpr: Jaxpr) -> bool:
+    return any(eqn.primitive is _PASS or any(map(_asks, jaxprs_in(eqn.params))) for eqn in jaxpr.eqns)
+
+
+def run_program(closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+    """Run a program; each sum that it asks for is a pass over the table."""
+    values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    values.update(zip(closed.jaxpr.invars, args, strict=True))
+
+    def value(v: Any) -> Any:
+        return jnp.asarray(v.val, v.aval.dtype) if isinstance(v, Literal) else values[v]
+
+    for eqn in closed.jaxpr.eqns:
+        functions, params = _bind_params(eqn)
+        found = eqn.primitive.bind(*functions, *map(value, eqn.invars), **params)
+        values.update(zip(eqn.outvars, found if eqn.primitive.multiple_results else [found], strict=True))
+    return [value(v) for v in closed.jaxpr.outvars]
+
+
+def _bind_params(eqn: Any) -> tuple[Sequence[Any], dict]:
+    params = eqn.primitive.get_bind_params(eqn.params)
+    return params if isinstance(params, tuple) else ((), params)

@@ -1,0 +1,154 @@
+"""From columns of Arrow to a model's arrays, row by row.
+
+What is made of a row depends on that row alone, so a row that cannot be made sense of is no error, whose text would
+tell of it: it says nothing (`missing`), and its place stays empty.
+"""
+
+import datetime
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+NUMBERS, LEVELS, MISSING, DAYS, UNIT = "numbers", "levels", "missing", "days", "unit"
+
+
+class ColumnSpec(NamedTuple):
+    """How an argument of a model is made of a table's columns.
+
+    :ivar names: of the columns.
+    :ivar kind: numbers as they are; the position of each value among `levels`; whether a value is missing; days since
+        `origin`; or the number of the row's unit.
+    :ivar dtype: name of the array's.
+    :ivar is_matrix: whether the array has an axis of columns.
+    :ivar fill: in the place of missing values; None where a row without one says nothing.
+    """
+
+    names: tuple[str, ...]
+    kind: str
+    dtype: str
+    is_matrix: bool = False
+    levels: tuple = ()
+    fill: float | None = None
+    origin: str = ""
+
+
+def arrow() -> Any:
+    """PyArrow.
+
+    :raises ImportError: with the way out, if it is not installed.
+    """
+    try:
+        import pyarrow  # noqa: PLC0415
+        import pyarrow.compute
+        import pyarrow.dataset  # noqa: F401
+    except ImportError as error:
+        raise ImportError("tables in files are read by PyArrow: pip install 'numpyro_dp[tables]'") from error
+    return pyarrow
+
+
+def numbers_of(names: Sequence[str], types: Sequence[Any], is_matrix: bool) -> ColumnSpec:
+    """For columns of numbers.
+
+    :raises ValueError: if one holds something else, with the way out.
+    """
+    pa = arrow()
+    kinds = set()
+    for name, kind in zip(names, types, strict=True):
+        value = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if pa.types.is_string(value) or pa.types.is_large_string(value) or str(value) == "string_view":
+            raise ValueError(
+                f"column {name!r} holds texts. Which there may be must be public: name them, "
+                f"`table[{name!r}].levels(['a', 'b'])`, and the model gets 0, 1, ...; any other counts as missing"
+            )
+        if pa.types.is_date(value) or pa.types.is_timestamp(value):
+            raise ValueError(
+                f"column {name!r} holds dates: `table[{name!r}].days_since('2020-01-01')` makes numbers of them"
+            )
+        if pa.types.is_boolean(value):
+            kinds.add(np.dtype(bool))
+        elif pa.types.is_integer(value):
+            kinds.add(np.dtype(value.to_pandas_dtype()))
+        elif pa.types.is_floating(value):
+            kinds.add(np.dtype(value.to_pandas_dtype()))
+        elif pa.types.is_decimal(value):
+            kinds.add(np.dtype(float))
+        else:
+            raise ValueError(f"column {name!r} is of type {value}, of which a model can make nothing: cast it to numbers")
+    dtype = jax.dtypes.canonicalize_dtype(np.result_type(*kinds))
+    if len(kinds) > 1 and any(k.kind == "f" for k in kinds):
+        dtype = jnp.result_type(float)
+    return ColumnSpec(tuple(names), NUMBERS, np.dtype(dtype).name, is_matrix)
+
+
+def decode(batch: Any, specs: Sequence[ColumnSpec]) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """An array for each of the specs, rows leading, and which of the rows count: those without a missing value."""
+    counts = np.ones(batch.num_rows, bool)
+    arrays = []
+    for spec in specs:
+        columns = []
+        for name in spec.names:
+            values, missing = _VALUES[spec.kind](batch.column(name), spec)
+            if missing is not None and spec.fill is not None:
+                values[missing] = spec.fill
+            elif missing is not None:
+                counts &= ~missing
+            columns.append(values)
+        arrays.append(np.stack(columns, 1) if spec.is_matrix else columns[0])
+    return tuple(arrays), counts
+
+
+def _numbers(column: Any, spec: ColumnSpec) -> tuple[np.ndarray, np.ndarray | None]:
+    pa = arrow()
+    column = _plain(column)
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
+    missing = _missing(column, of_nan=spec.fill is not None)
+    if column.null_count:
+        column = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
+    with np.errstate(all="ignore"):  # what is too large for the dtype is not told
+        values = column.to_numpy(zero_copy_only=False).astype(spec.dtype)
+    return values, missing
+
+
+def _levels(column: Any, spec: ColumnSpec) -> tuple[np.ndarray, np.ndarray | None]:
+    pa = arrow()
+    column = _plain(column)
+    codes = pa.compute.index_in(column, pa.array(spec.levels).cast(column.type))
+    missing = _missing(codes)
+    return codes.fill_null(0).to_numpy(zero_copy_only=False).astype(spec.dtype), missing
+
+
+def _is_missing(column: Any, spec: ColumnSpec) -> tuple[np.ndarray, None]:
+    missing = _missing(_plain(column), of_nan=True)
+    return (np.zeros(len(column), bool) if missing is None else missing), None
+
+
+def _days(column: Any, spec: ColumnSpec) -> tuple[np.ndarray, np.ndarray | None]:
+    pa = arrow()
+    column = _plain(column).cast(pa.timestamp("us"), safe=False)
+    origin = np.datetime64(datetime.datetime.fromisoformat(spec.origin), "us")
+    missing = _missing(column)
+    values = (column.to_numpy(zero_copy_only=False) - origin) / np.timedelta64(1, "D")
+    return np.nan_to_num(values).astype(spec.dtype), missing
+
+
+_VALUES = {NUMBERS: _numbers, LEVELS: _levels, MISSING: _is_missing, DAYS: _days, UNIT: _numbers}
+
+
+def _plain(column: Any) -> Any:
+    """In one chunk, without a dictionary."""
+    pa = arrow()
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _missing(column: Any, of_nan: bool = False) -> np.ndarray | None:
+    pa = arrow()
+    of_nan = of_nan and pa.types.is_floating(column.type)
+    if not column.null_count and not of_nan:
+        return None
+    return column.is_null(nan_is_null=of_nan).to_numpy(zero_copy_only=False)

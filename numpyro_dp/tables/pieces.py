@@ -1,0 +1,90 @@
+"""Pieces of a table: consecutive rows of a file or of a frame; small objects that can be sent to where they are read."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from numpyro_dp.privacy.passes import BLOCK_ROWS
+from numpyro_dp.tables.columns import ColumnSpec, arrow, decode
+
+PIECE_ROWS = 2**21
+"""About so many, so that a pass has pieces for all workers, and each of them takes far longer than to ask for it."""
+_READ_ROWS = 2**17
+
+
+class TableChangedError(RuntimeError):
+    """A file is not what it was when the table was opened. Nothing more is released; what was charged stays charged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FilePiece:
+    """Rows of one file.
+
+    :ivar fragment: a part of a dataset of PyArrow's.
+    :ivar schema: of the table.
+    """
+
+    fragment: Any
+    schema: Any
+    first: int
+    num_rows: int
+
+    def read(self, columns: Sequence[ColumnSpec]) -> Iterator[tuple[tuple[np.ndarray, ...], np.ndarray]]:
+        for table in aligned(self.batches(columns), self.first):
+            yield decode(table, columns)
+
+    def batches(self, columns: Sequence[ColumnSpec]) -> Iterator[Any]:
+        """Of the columns that are needed.
+
+        :raises TableChangedError: if the file cannot be read. What PyArrow says of it could quote a value.
+        """
+        names = sorted({name for column in columns for name in column.names})
+        try:
+            yield from self.fragment.to_batches(
+                schema=self.schema, columns=names, batch_size=_READ_ROWS, batch_readahead=4, fragment_readahead=1
+            )
+        except Exception as error:
+            raise TableChangedError(
+                f"{self.fragment.path!r} cannot be read as a table of the columns {', '.join(names)} "
+                f"({type(error).__name__})"
+            ) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class FramePiece:
+    """Rows of a table of PyArrow's that is in memory."""
+
+    table: Any
+    first: int
+    num_rows: int
+
+    def read(self, columns: Sequence[ColumnSpec]) -> Iterator[tuple[tuple[np.ndarray, ...], np.ndarray]]:
+        for table in aligned(self.batches(columns), self.first):
+            yield decode(table, columns)
+
+    def batches(self, columns: Sequence[ColumnSpec]) -> Iterator[Any]:
+        names = sorted({name for column in columns for name in column.names})
+        yield from self.table.select(names).to_batches(max_chunksize=_READ_ROWS)
+
+
+def aligned(batches: Iterable[Any], first: int) -> Iterator[Any]:
+    """The same rows, in tables that end where a block of rows ends: a block that is cut is computed twice.
+
+    :param first: number of the first row.
+    """
+    pa = arrow()
+    held: list[Any] = []
+    rows, names = 0, None
+    for batch in batches:
+        held.append(batch)
+        rows += batch.num_rows
+        names = batch.schema
+        if rows >= _READ_ROWS:
+            whole = rows - (first + rows) % BLOCK_ROWS
+            table = pa.Table.from_batches(held)
+            yield table.slice(0, whole)
+            held, first, rows = table.slice(whole).to_batches(), first + whole, rows - whole
+    if rows:
+        yield pa.Table.from_batches(held, names)

@@ -1,0 +1,305 @@
+"""`scan`: a table that is read from files, or from a frame, in each pass, and never as a whole."""
+
+import contextlib
+import glob
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from numpyro_dp.privacy.passes import MOST_ROWS, Part, Piece, StreamedColumn, StreamedTable, Task
+from numpyro_dp.tables.columns import DAYS, LEVELS, MISSING, NUMBERS, ColumnSpec, arrow, numbers_of
+from numpyro_dp.tables.engines import Engine, engine_of
+from numpyro_dp.tables.pieces import PIECE_ROWS, FilePiece, FramePiece, TableChangedError
+
+
+class Column(StreamedColumn):
+    """A column of a table that is read in pieces, or several side by side: what a model's argument may be."""
+
+    table: "Table"
+    spec: ColumnSpec
+
+    def levels(self, levels: Sequence[Any]) -> "Column":
+        """Each value's position among `levels`, which must be public; a row with another one says nothing."""
+        self._require_one("levels")
+        if len(set(levels)) != len(levels) or not levels:
+            raise ValueError(f"levels must be some different values, got {list(levels)!r}")
+        return self.table._column(ColumnSpec(self.spec.names, LEVELS, "int32", levels=tuple(levels)))
+
+    def fill(self, value: float) -> "Column":
+        """The same with a public value in the place of missing ones (nulls and NaN)."""
+        return self.table._column(self.spec._replace(fill=value))
+
+    def is_missing(self) -> "Column":
+        """Whether each value is missing (a null or NaN)."""
+        self._require_one("is_missing")
+        return self.table._column(ColumnSpec(self.spec.names, MISSING, "bool"))
+
+    def days_since(self, origin: str) -> "Column":
+        """Days from a date, as `2020-01-31`, to that of each row."""
+        self._require_one("days_since")
+        np.datetime64(origin)
+        dtype = np.dtype(_float()).name
+        return self.table._column(ColumnSpec(self.spec.names, DAYS, dtype, origin=origin))
+
+    def _require_one(self, what: str) -> None:
+        if self.spec.is_matrix:
+            raise ValueError(f"`{what}` is for one column at a time, got {', '.join(self.spec.names)}")
+
+    def __repr__(self) -> str:
+        return f"Column({', '.join(self.spec.names)}: {self.spec.kind}, {self.dtype}, shape {self.shape})"
+
+
+class Table(StreamedTable):
+    """A table that is read in pieces; made by `scan`. ``table["age"]`` and ``table[["age", "sex"]]`` are arguments.
+
+    :ivar engine: what reads it.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], schema: Any, engine: Engine, files: "_Files | None" = None):
+        self.engine, self._pieces, self._schema, self._files = engine, list(pieces), schema, files
+        self._num_rows = sum(piece.num_rows for piece in self._pieces)
+        self._columns: dict[ColumnSpec, Column] = {}
+        self.progress_bar = False
+        if not 0 < self._num_rows <= MOST_ROWS:
+            raise ValueError(f"a table must have 1 to {MOST_ROWS:,} rows, got {self._num_rows:,}")
+
+    @property
+    def num_rows(self) -> int:
+        return self._num_rows
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    @property
+    def column_names(self) -> list[str]:
+        return list(self._schema.names)
+
+    def __getitem__(self, names: str | list[str]) -> Column:
+        """A column, or several as a matrix. The same object for the same names.
+
+        :raises KeyError: if there is no such column.
+        :raises ValueError: if it does not hold numbers, with the way out.
+        """
+        wanted = [names] if isinstance(names, str) else list(names)
+        for name in wanted:
+            if name not in self._schema.names:
+                raise KeyError(f"no column {name!r}; there are {', '.join(self._schema.names)}")
+        types = [self._schema.field(name).type for name in wanted]
+        try:
+            return self._column(numbers_of(wanted, types, not isinstance(names, str)))
+        except ValueError:
+            if not isinstance(names, str):
+                raise
+            return _Other(self, names, types[0])  # type: ignore[return-value]
+
+    def _column(self, spec: ColumnSpec) -> Column:
+        if spec not in self._columns:
+            shape = (len(spec.names),) if spec.is_matrix else ()
+            self._columns[spec] = Column(self, shape, np.dtype(spec.dtype), spec)
+        return self._columns[spec]
+
+    def run(self, task: Task) -> Iterable[Part]:
+        """See `StreamedTable`.
+
+        :raises TableChangedError: if a file has changed since the table was opened.
+        """
+        self._require_same()
+        with tqdm(total=self._num_rows, unit="row", unit_scale=True, disable=not self.progress_bar, leave=False) as bar:
+            for part in self.engine.run(task, self._pieces):
+                bar.update(part.num_rows)
+                yield part
+        self._require_same()
+
+    def _require_same(self) -> None:
+        if self._files is not None:
+            self._files.require_same()
+
+    def __repr__(self) -> str:
+        return (
+            f"Table of {self._num_rows:,} rows in {len(self._pieces)} piece(s), read by {self.engine}: "
+            f"{', '.join(f'{field.name} ({field.type})' for field in self._schema)}"
+        )
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a table cannot be pickled: open it where it is needed")
+
+
+class _Other:
+    """A column that holds no numbers, until it is said what they shall be."""
+
+    def __init__(self, table: Table, name: str, kind: Any):
+        self._table, self._name, self._kind = table, name, kind
+
+    def _column(self) -> Column:
+        spec = ColumnSpec((self._name,), NUMBERS, "float32")
+        return Column(self._table, (), np.float32, spec)
+
+    def levels(self, levels: Sequence[Any]) -> Column:
+        return self._column().levels(levels)
+
+    def days_since(self, origin: str) -> Column:
+        return self._column().days_since(origin)
+
+    def is_missing(self) -> Column:
+        return self._column().is_missing()
+
+
+def scan(source: Any, *, engine: Any = None, format: str | None = None) -> Table:
+    """Open a table that is read in pieces, in each pass anew.
+
+    ::
+
+        table = ndp.scan("visits/*.parquet")
+        mcmc = MCMC(DPHMC(model, eps=1.0), num_warmup=500, num_samples=1000)
+        mcmc.run(jax.random.key(0), X=table[["age", "dose"]], y=table["events"])
+
+    Rows have the order of the files' names, and in a file that of the file: the same rows in the same order give the
+    same released numbers, bit by bit, whatever the files, the pieces and the engine, if the noise is the same.
+
+    A row with a missing value (a null) in a column that the model uses says nothing, as a row of NaN does; `Column.fill`
+    and `Column.is_missing` are the ways to use it. Nothing about a row is ever an error.
+
+    :param source: Parquet, Arrow or CSV files: a path, a folder, a pattern or a list of these, where `pyarrow.dataset`
+        finds them; a data frame of pandas, Polars or any other library that speaks Arrow; a `pyarrow.Table` or dataset;
+        a Dask data frame.
+    :param engine: what reads it: None for threads of this process, a Dask client, a Spark session, or an object with
+        ``run(task, pieces)``.
+    :param format: of files, if their names do not say: "parquet", "arrow" or "csv".
+    :raises ValueError: if files have different columns, or there are no rows.
+    """
+    pa = arrow()
+    runs = engine_of(engine)
+    if isinstance(source, str | os.PathLike | list | tuple):
+        source = _dataset(source, format)
+    if isinstance(source, pa.dataset.FileSystemDataset):
+        files = _Files(source)
+        return Table(_pieces_of_files(source), source.schema, runs, files)
+    if not isinstance(source, pa.Table):
+        try:
+            source = pa.table(source)
+        except (TypeError, ValueError, pa.ArrowInvalid):
+            raise TypeError(
+                f"a table is files, a data frame that speaks Arrow, or a dataset of PyArrow's, got {type(source).__name__}"
+            ) from None
+    source = source.unify_dictionaries()
+    starts = range(0, source.num_rows, PIECE_ROWS)
+    slices = [source.slice(start, PIECE_ROWS) for start in starts]
+    pieces = [FramePiece(part, start, part.num_rows) for start, part in zip(starts, slices, strict=True)]
+    return Table(pieces, source.schema, runs)
+
+
+def _dataset(source: Any, format: str | None) -> Any:
+    """A dataset of the files, in the order of their names.
+
+    :raises FileNotFoundError: if there is none.
+    """
+    pa = arrow()
+    given = [os.fspath(path) for path in (source if isinstance(source, list | tuple) else [source])]
+    paths: list[str] = []
+    for path in given:
+        if "://" in path:
+            paths.append(path)
+        elif os.path.isdir(path):
+            found = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+            paths += sorted(name for name in found if not os.path.basename(name).startswith((".", "_")))
+        elif any(mark in path for mark in "*?["):
+            paths += sorted(glob.glob(path, recursive=True))
+        else:
+            paths.append(path)
+    if not paths:
+        raise FileNotFoundError(f"no files are found by {', '.join(given)}")
+    if format is None:
+        endings = {os.path.splitext(path.removesuffix(".gz"))[1] for path in paths}
+        formats = {_FORMATS.get(ending.lower()) for ending in endings}
+        if len(formats) != 1 or None in formats:
+            raise ValueError(
+                f"files must all be Parquet, Arrow or CSV, got {', '.join(sorted(endings))}: say which by `format=`, or "
+                "name the files by a pattern, `folder/*.parquet`"
+            )
+        format = formats.pop()
+    return pa.dataset.dataset(paths if len(paths) > 1 else paths[0], format=format)
+
+
+_FORMATS = {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"} | {
+    ".csv": "csv",
+    ".txt": "csv",
+}
+
+
+def _pieces_of_files(dataset: Any) -> list[FilePiece]:
+    """Of all files, in their order.
+
+    :raises ValueError: if a file has not the columns of the others, or has them of other types.
+    """
+    pieces: list[FilePiece] = []
+    first = 0
+    for fragment in dataset.get_fragments():
+        _require_schema(fragment, dataset.schema)
+        for part, rows in _parts(fragment):
+            if rows:
+                pieces.append(FilePiece(part, dataset.schema, first, rows))
+                first += rows
+    return pieces
+
+
+def _parts(fragment: Any) -> Iterable[tuple[Any, int]]:
+    """Of a file, with the rows of each: as Parquet has them in groups, some of these together; others as a whole."""
+    groups = getattr(fragment, "row_groups", None)
+    if groups is None:
+        yield fragment, fragment.count_rows()
+        return
+    held, rows = [], 0
+    for group in groups:
+        held.append(group.id)
+        rows += group.num_rows
+        if rows >= PIECE_ROWS:
+            yield fragment.subset(row_group_ids=held), rows
+            held, rows = [], 0
+    if held:
+        yield fragment.subset(row_group_ids=held), rows
+
+
+def _require_schema(fragment: Any, schema: Any) -> None:
+    own = fragment.physical_schema
+    for field in schema:
+        if field.name not in own.names:
+            raise ValueError(f"{fragment.path!r} has no column {field.name!r}, which another of the files has")
+        kind = own.field(field.name).type
+        if kind != field.type:
+            raise ValueError(
+                f"column {field.name!r} of {fragment.path!r} is of type {kind}, and of another file {field.type}: write "
+                "the files with one type"
+            )
+
+
+class _Files:
+    """Sizes and times of files, by which a change is noticed."""
+
+    def __init__(self, dataset: Any):
+        self._filesystem, self._paths = dataset.filesystem, list(dataset.files)
+        self._known = self._now()
+
+    def _now(self) -> list[tuple]:
+        infos: list[Any] = []
+        with contextlib.suppress(OSError):
+            infos = self._filesystem.get_file_info(self._paths)
+        return [(info.path, info.size, info.mtime_ns) for info in infos]
+
+    def require_same(self) -> None:
+        now = self._now()
+        if now == self._known:
+            return
+        changed = sorted({path for path, *_ in set(self._known) ^ set(now)})
+        raise TableChangedError(
+            f"{', '.join(changed[:3]) or 'a file'} changed since the table was opened: a run is about one table. What "
+            "was charged stays charged; open it anew for another run"
+        )
+
+
+def _float() -> Any:
+    import jax.numpy as jnp  # noqa: PLC0415
+
+    return jnp.result_type(float)
