@@ -17,6 +17,8 @@ from numpyro_dp.privacy.batches import FixedBatches, PoissonBatches
 from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.privacy.ledger import PrivacyBudgetError
 from numpyro_dp.report import Posterior, PosteriorWarning, PrivacyReport
+from numpyro_dp.tables.pieces import TableChangedError
+from numpyro_dp.tables.scan import scan
 from numpyro_dp.tools.auditing import AuditResult, audit
 from numpyro_dp.tools.planning import RunPlan, plan
 from numpyro_dp.tools.rehearsal import Rehearsal, rehearse
@@ -46,11 +48,13 @@ __all__ = [
     "PrivacyReport",
     "Rehearsal",
     "RunPlan",
+    "TableChangedError",
     "UnsupportedModelError",
     "audit",
     "decreasing_steps",
     "plan",
     "rehearse",
     "release_sum",
+    "scan",
     "to_arviz",
 ]

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 from numpyro_dp.kernels.base import DPKernel
 from numpyro_dp.preparation.verdict import some_of, standing
 from numpyro_dp.privacy.budget import PrivacyBudget
+from numpyro_dp.privacy.passes import StreamedColumn, StreamedTable
 from numpyro_dp.report import PrivacyReport
 
 
@@ -82,11 +83,14 @@ class MCMC(numpyro_mcmc.MCMC):
         collects = resumed is not None or self._collection_params["lower"] < self._collection_params["upper"]
         planned = self.num_warmup + self.num_samples
         jit_model_args = self._jit_model_args
+        tables = {leaf.table for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, StreamedColumn)}
+        if tables and jit_model_args:
+            raise ValueError("jit_model_args=True: a table that is read in pieces is no argument of a compiled program")
         try:
             self.sampler.require_names(extra_fields, init_params, self.num_chains, args, kwargs)
             self.sampler.require_budget(steps, self.num_chains, args, kwargs, planned, start)
             with _no_compilation_cache_on_disk():
-                with _announced(self.sampler, self.progress_bar):
+                with _announced(self.sampler, self.progress_bar, tables):
                     self.sampler.prepare(*args, **kwargs)
                 self._jit_model_args = jit_model_args or self.sampler.wants_table_as_argument(args, kwargs)
                 super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
@@ -173,8 +177,11 @@ class MCMC(numpyro_mcmc.MCMC):
 
 
 @contextmanager
-def _announced(kernel: DPKernel, shown: bool) -> Iterator[None]:
-    """Show what a preparation is at, in the place of NumPyro's bar, which comes later. It goes by released numbers."""
+def _announced(kernel: DPKernel, shown: bool, tables: Iterable[StreamedTable]) -> Iterator[None]:
+    """Show what a preparation is at, in the place of NumPyro's bar, which comes later. It goes by released numbers.
+
+    :param tables: that are read in pieces: each shows a bar for each pass.
+    """
     bars: list[tqdm] = []
 
     def show(text: str) -> None:
@@ -183,11 +190,16 @@ def _announced(kernel: DPKernel, shown: bool) -> Iterator[None]:
         bars[0].set_description_str(text)
 
     before = kernel.announce
+    bars_before = {table: table.progress_bar for table in tables}
     try:
         kernel.announce = show if shown else before
+        for table in tables:
+            table.progress_bar = shown
         yield
     finally:
         kernel.announce = before
+        for table, was in bars_before.items():
+            table.progress_bar = was
         for bar in bars:
             bar.close()
 

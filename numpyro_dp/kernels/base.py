@@ -37,7 +37,7 @@ from numpyro_dp.kernels.state import (
     require_init_params,
     witness_of,
 )
-from numpyro_dp.model.arguments import PublicArguments, placeholder_rows
+from numpyro_dp.model.arguments import PublicArguments, is_streamed, placeholder_rows, quote
 from numpyro_dp.model.marginal import doubts_of_latents, with_rule
 from numpyro_dp.model.separable import SeparableModel, released_model
 from numpyro_dp.model.separate import separate
@@ -272,6 +272,7 @@ class DPKernel(MCMCKernel, Algorithm):
         """Check that the budget is for these arguments, and make the kernel ready for them."""
         separated = self.separate(model_args, model_kwargs)
         rows = _private_leaves(separated, model_args, model_kwargs)
+        self._check_streamed(separated, model_args, model_kwargs)
         self._layout = layout_of(rows)
         if self._layout is not None:
             self._check_layout(self._layout)
@@ -286,6 +287,29 @@ class DPKernel(MCMCKernel, Algorithm):
 
         self._prepare(separated, public, target)
         return separated
+
+    def _check_streamed(self, separated: SeparableModel, args: tuple, kwargs: dict) -> None:
+        """Refuse what a table that is read in pieces (`numpyro_dp.scan`) cannot do."""
+        named = list(zip(separated.arguments, jax.tree.leaves((args, kwargs)), strict=True))
+        streamed = [argument for argument, leaf in named if is_streamed(leaf)]
+        if not streamed:
+            return
+        if public := [argument.name for argument in streamed if not argument.private]:
+            raise ValueError(f"{quote(public)}: a column of a scan holds rows, and private_args leaves it out: name it")
+        if held := [argument.name for argument, leaf in named if argument.private and not is_streamed(leaf)]:
+            raise ValueError(
+                f"{quote(held)} is an array of rows, beside columns of a scan ({quote(a.name for a in streamed)}): all "
+                "must be columns of the same one"
+            )
+        if not self._asks_beforehand:
+            raise ValueError(
+                f"this {type(self).__name__} asks the table in each iteration, and a table that is read in pieces is "
+                "asked before the chains start, once for each stage: use DPHMC as it is by default, or put the table "
+                "into memory"
+            )
+
+    _asks_beforehand = False
+    """Whether all that is asked of the table is asked before the chains start."""
 
     def _check_layout(self, layout: Layout) -> None:
         """Refuse to spread over devices what cannot be."""
@@ -721,6 +745,8 @@ def _leaf_signature(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray | np.generic | jax.Array):
         value = leaf.item() if leaf.shape == () and not isinstance(leaf, jax.core.Tracer) else None  # a public number
         return leaf.shape, str(leaf.dtype), value
+    if is_streamed(leaf):
+        return "streamed", leaf.shape, str(leaf.dtype)
     return leaf if isinstance(leaf, Hashable) else id(leaf)
 
 

@@ -246,6 +246,11 @@ class PreparedKernel(DPKernel):
         if known is not None and not (len(public.leaves) == len(known) and all(map(_equal, public.leaves, known))):
             raise ValueError(_OTHER_PUBLIC)
 
+    @property
+    def _asks_beforehand(self) -> bool:  # type: ignore[override]
+        options = self.preparation
+        return options is not None and not self._has_own_chain and options.mode != "walk"
+
     def _check_layout(self, layout: Layout) -> None:
         super()._check_layout(layout)
         if self.preparation is not None and layout.num_processes > 1:

@@ -32,6 +32,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
 from jax.interpreters import mlir
 
 from numpyro_dp.privacy.isolation import jaxprs_in
+from numpyro_dp.privacy.vmap import aval, bind
 
 BLOCK_ROWS = 2**14
 MOST_ROWS = 2**31 - 1
@@ -40,14 +41,15 @@ _LIMB_BITS = 24
 
 
 class Piece(Protocol):
-    """Some consecutive rows of a table, which may be far away.
+    """Some consecutive rows of a table, which may be far away."""
 
-    :ivar first: number of its first row in the table.
-    :ivar num_rows: how many there are.
-    """
+    @property
+    def first(self) -> int:
+        """Number of its first row in the table."""
 
-    first: int
-    num_rows: int
+    @property
+    def num_rows(self) -> int:
+        """How many there are."""
 
     def read(self, columns: Sequence[Any]) -> Iterator[tuple[tuple[np.ndarray, ...], np.ndarray]]:
         """The rows in order, some at a time: an array for each column, and which of the rows count at all."""
@@ -65,7 +67,12 @@ class Part(NamedTuple):
 
 
 class StreamedTable(ABC):
-    """A table that is read in pieces; see `numpyro_dp.scan`."""
+    """A table that is read in pieces; see `numpyro_dp.scan`.
+
+    :ivar progress_bar: whether a pass shows how far it is.
+    """
+
+    progress_bar: bool = False
 
     @property
     @abstractmethod
@@ -97,7 +104,9 @@ class StreamedColumn:
         return self.shape[0]
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError("a column that is read in pieces is no array: pass it to a model's argument as it is")
+        raise TypeError(
+            "a column of a scan is no array: only a model's private arguments (`private_args=`) can be columns"
+        )
 
 
 class RowNumbers(StreamedColumn):
@@ -248,7 +257,7 @@ _PASS.multiple_results = True
 
 @_PASS.def_abstract_eval
 def _shapes(*_given: Any, question: _Question) -> list:
-    return [jax.core.ShapedArray(out.aval.shape, np.dtype(np.int32)) for out in question.jaxpr.outvars]
+    return [jax.core.ShapedArray(aval(out).shape, np.dtype(np.int32)) for out in question.jaxpr.outvars]
 
 
 @_PASS.def_impl
@@ -264,8 +273,8 @@ def _run(*given: Any, question: _Question) -> list:
 
 def _refused(*_args: Any, **_params: Any) -> Any:
     raise TypeError(
-        "a table that is read in pieces is asked once for each stage of a preparation, and cannot be asked inside of a "
-        "compiled loop: use DPHMC or DPPenalty with their default preparation, or put the table into memory"
+        "a table that is read in pieces is asked by a program as a whole, and cannot be asked inside of its loops, "
+        "branches and maps"
     )
 
 
@@ -321,15 +330,8 @@ def run_program(closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
     values.update(zip(closed.jaxpr.invars, args, strict=True))
 
     def value(v: Any) -> Any:
-        return jnp.asarray(v.val, v.aval.dtype) if isinstance(v, Literal) else values[v]
+        return jnp.asarray(v.val, aval(v).dtype) if isinstance(v, Literal) else values[v]
 
     for eqn in closed.jaxpr.eqns:
-        functions, params = _bind_params(eqn)
-        found = eqn.primitive.bind(*functions, *map(value, eqn.invars), **params)
-        values.update(zip(eqn.outvars, found if eqn.primitive.multiple_results else [found], strict=True))
+        values.update(zip(eqn.outvars, bind(eqn, [value(v) for v in eqn.invars]), strict=True))
     return [value(v) for v in closed.jaxpr.outvars]
-
-
-def _bind_params(eqn: Any) -> tuple[Sequence[Any], dict]:
-    params = eqn.primitive.get_bind_params(eqn.params)
-    return params if isinstance(params, tuple) else ((), params)

@@ -41,9 +41,9 @@ def arrow() -> Any:
     :raises ImportError: with the way out, if it is not installed.
     """
     try:
-        import pyarrow  # noqa: PLC0415
+        import pyarrow
         import pyarrow.compute
-        import pyarrow.dataset  # noqa: F401
+        import pyarrow.dataset
     except ImportError as error:
         raise ImportError("tables in files are read by PyArrow: pip install 'numpyro_dp[tables]'") from error
     return pyarrow
@@ -55,7 +55,7 @@ def numbers_of(names: Sequence[str], types: Sequence[Any], is_matrix: bool) -> C
     :raises ValueError: if one holds something else, with the way out.
     """
     pa = arrow()
-    kinds = set()
+    kinds: set[np.dtype] = set()
     for name, kind in zip(names, types, strict=True):
         value = kind.value_type if pa.types.is_dictionary(kind) else kind
         if pa.types.is_string(value) or pa.types.is_large_string(value) or str(value) == "string_view":
@@ -67,16 +67,14 @@ def numbers_of(names: Sequence[str], types: Sequence[Any], is_matrix: bool) -> C
             raise ValueError(
                 f"column {name!r} holds dates: `table[{name!r}].days_since('2020-01-01')` makes numbers of them"
             )
-        if pa.types.is_boolean(value):
-            kinds.add(np.dtype(bool))
-        elif pa.types.is_integer(value):
-            kinds.add(np.dtype(value.to_pandas_dtype()))
-        elif pa.types.is_floating(value):
+        if pa.types.is_boolean(value) or pa.types.is_integer(value) or pa.types.is_floating(value):
             kinds.add(np.dtype(value.to_pandas_dtype()))
         elif pa.types.is_decimal(value):
             kinds.add(np.dtype(float))
         else:
-            raise ValueError(f"column {name!r} is of type {value}, of which a model can make nothing: cast it to numbers")
+            raise ValueError(
+                f"column {name!r} is of type {value}, of which a model can make nothing: cast it to numbers"
+            )
     dtype = jax.dtypes.canonicalize_dtype(np.result_type(*kinds))
     if len(kinds) > 1 and any(k.kind == "f" for k in kinds):
         dtype = jnp.result_type(float)

@@ -74,7 +74,7 @@ class DaskWorkers:
         self.client = client
 
     def run(self, task: Task, pieces: Sequence[Piece]) -> Iterator[Part]:
-        from distributed import as_completed  # noqa: PLC0415
+        from distributed import as_completed
 
         sent = self.client.scatter(task, broadcast=True, hash=False)
         names = [f"rows-{id(task):x}-{k}" for k in range(len(pieces))]

@@ -1,4 +1,4 @@
-"""Pieces of a table: consecutive rows of a file or of a frame; small objects that can be sent to where they are read."""
+"""Pieces of a table: consecutive rows of a file or of a frame, as small objects that can be sent."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from numpyro_dp.privacy.passes import BLOCK_ROWS
 from numpyro_dp.tables.columns import ColumnSpec, arrow, decode
 
-PIECE_ROWS = 2**21
+PIECE_ROWS = 2**19
 """About so many, so that a pass has pieces for all workers, and each of them takes far longer than to ask for it."""
 _READ_ROWS = 2**17
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
@@ -41,7 +42,7 @@ class Column(StreamedColumn):
         """Days from a date, as `2020-01-31`, to that of each row."""
         self._require_one("days_since")
         np.datetime64(origin)
-        dtype = np.dtype(_float()).name
+        dtype = np.dtype(jnp.result_type(float)).name
         return self.table._column(ColumnSpec(self.spec.names, DAYS, dtype, origin=origin))
 
     def _require_one(self, what: str) -> None:
@@ -62,7 +63,6 @@ class Table(StreamedTable):
         self.engine, self._pieces, self._schema, self._files = engine, list(pieces), schema, files
         self._num_rows = sum(piece.num_rows for piece in self._pieces)
         self._columns: dict[ColumnSpec, Column] = {}
-        self.progress_bar = False
         if not 0 < self._num_rows <= MOST_ROWS:
             raise ValueError(f"a table must have 1 to {MOST_ROWS:,} rows, got {self._num_rows:,}")
 
@@ -159,8 +159,8 @@ def scan(source: Any, *, engine: Any = None, format: str | None = None) -> Table
     Rows have the order of the files' names, and in a file that of the file: the same rows in the same order give the
     same released numbers, bit by bit, whatever the files, the pieces and the engine, if the noise is the same.
 
-    A row with a missing value (a null) in a column that the model uses says nothing, as a row of NaN does; `Column.fill`
-    and `Column.is_missing` are the ways to use it. Nothing about a row is ever an error.
+    A row with a missing value (a null) in a column that the model uses says nothing, as a row of NaN does; use it by
+    `Column.fill` and `Column.is_missing`. Nothing about a row is ever an error.
 
     :param source: Parquet, Arrow or CSV files: a path, a folder, a pattern or a list of these, where `pyarrow.dataset`
         finds them; a data frame of pandas, Polars or any other library that speaks Arrow; a `pyarrow.Table` or dataset;
@@ -182,7 +182,8 @@ def scan(source: Any, *, engine: Any = None, format: str | None = None) -> Table
             source = pa.table(source)
         except (TypeError, ValueError, pa.ArrowInvalid):
             raise TypeError(
-                f"a table is files, a data frame that speaks Arrow, or a dataset of PyArrow's, got {type(source).__name__}"
+                "a table is files, a data frame that speaks Arrow, or a dataset of PyArrow's, got "
+                f"{type(source).__name__}"
             ) from None
     source = source.unify_dictionaries()
     starts = range(0, source.num_rows, PIECE_ROWS)
@@ -216,8 +217,8 @@ def _dataset(source: Any, format: str | None) -> Any:
         formats = {_FORMATS.get(ending.lower()) for ending in endings}
         if len(formats) != 1 or None in formats:
             raise ValueError(
-                f"files must all be Parquet, Arrow or CSV, got {', '.join(sorted(endings))}: say which by `format=`, or "
-                "name the files by a pattern, `folder/*.parquet`"
+                f"files must all be Parquet, Arrow or CSV, got {', '.join(sorted(endings))}: say which they are by "
+                "`format=`, or name the files by a pattern, `folder/*.parquet`"
             )
         format = formats.pop()
     return pa.dataset.dataset(paths if len(paths) > 1 else paths[0], format=format)
@@ -270,8 +271,8 @@ def _require_schema(fragment: Any, schema: Any) -> None:
         kind = own.field(field.name).type
         if kind != field.type:
             raise ValueError(
-                f"column {field.name!r} of {fragment.path!r} is of type {kind}, and of another file {field.type}: write "
-                "the files with one type"
+                f"column {field.name!r} of {fragment.path!r} is of type {kind}, and of another file {field.type}: "
+                "write the files with one type"
             )
 
 
@@ -297,9 +298,3 @@ class _Files:
             f"{', '.join(changed[:3]) or 'a file'} changed since the table was opened: a run is about one table. What "
             "was charged stays charged; open it anew for another run"
         )
-
-
-def _float() -> Any:
-    import jax.numpy as jnp  # noqa: PLC0415
-
-    return jnp.result_type(float)
