@@ -18,9 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dp.model.arguments import name_leaves
+from numpyro_dp.model.arguments import is_streamed, name_leaves
 from numpyro_dp.model.latents import Parts, integrated
 from numpyro_dp.model.separable import SeparableModel, split_words
+from numpyro_dp.privacy.passes import StreamedColumn, StreamedUnits
 
 MANY_UNITS = 50
 """A parameter that is as long as there are so many units or more is taken for the units' own."""
@@ -161,6 +162,96 @@ class PrivateUnits(UnitModel):
         return Layout(number, self.most_rows)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class StreamedUnitModel(UnitModel):
+    """Units of a table that is read in pieces.
+
+    :ivar unit: the name of the model's argument that says whose a row is, or of a column of the table.
+    :ivar cap: on the rows that count; None if it is public which rows are whose.
+    :ivar units_identity: a name for which rows belong together.
+    """
+
+    unit: str
+    cap: int | None
+    units_identity: str
+
+    @property
+    def identity(self) -> str:
+        return self.units_identity
+
+    @property
+    def has_public_places(self) -> bool:
+        return self.cap is None
+
+    def layout(self, args: tuple, kwargs: dict) -> Layout:
+        raise NotImplementedError("the pieces of the table group their own rows")
+
+    def rows(self, args: tuple, kwargs: dict) -> tuple[Any, ...]:
+        table = self._table(args, kwargs)
+        leaves: tuple[Any, ...] = SeparableModel.rows(self, args, kwargs)
+        return (*map(table.of_units, leaves), table.present)
+
+    def require_same(self, args: tuple, kwargs: dict) -> None:
+        """
+        :raises ValueError: if another column says whose rows are whose.
+        """
+        self._table(args, kwargs)
+
+    def _table(self, args: tuple, kwargs: dict) -> StreamedUnits:
+        column = _streamed_column(self.row_model, self.unit, args, kwargs)
+        assert column is not None
+        table = column.table.by_unit(column, self.cap)
+        if (table.num_rows, table.most_rows) != (self.num_rows, self.most_rows):
+            raise ValueError(
+                "another table is grouped otherwise than the one this kernel was made for: make a new kernel"
+            )
+        return table
+
+
+def _streamed_column(separated: SeparableModel, unit: Any, args: tuple, kwargs: dict) -> StreamedColumn | None:
+    """The column that says whose a row is, of a table that is read in pieces; None for a table in memory."""
+    streamed = {name: leaf for name, leaf in _named_leaves(separated, args, kwargs).items() if is_streamed(leaf)}
+    if not streamed:
+        return None
+    if not isinstance(unit, str):
+        raise ValueError(
+            "unit must be a name where the table is read in pieces: that of a model's argument or of a column"
+        )
+    return streamed[unit] if unit in streamed else next(iter(streamed.values())).table.unit(unit)
+
+
+def _group_streamed(
+    separated: SeparableModel, unit: Any, column: StreamedColumn, most_rows: int | None, are_counted: bool
+) -> UnitModel:
+    table = column.table.by_unit(column, most_rows)
+    units, most = table.num_rows, table.most_rows
+    if units < 2 and are_counted:
+        raise ValueError(_ONE_UNIT)
+    if are_counted:
+        _require_own_latents(separated, unit, units)
+    if most_rows is None and units * most > MOST_PADDING * table.num_table_rows:
+        raise ValueError(_uneven(units, most, table.num_table_rows))
+    for plate, size in ({} if separated.latents is None else separated.latents.sizes).items():
+        if most_rows is None and units > size:
+            raise ValueError(
+                f"unit={unit!r} has {units} units, and plate '{plate}' has {size} members: give it as many"
+            )
+    fields = {field.name: getattr(separated, field.name) for field in dataclasses.fields(SeparableModel)}
+    fields |= {"num_rows": units, "row_model": separated}
+    identity = table.identity if most_rows is None else f"private {unit!r}, up to {most} rows"
+    return StreamedUnitModel(**fields, most_rows=most, unit=unit, cap=most_rows, units_identity=identity)
+
+
+_ONE_UNIT = "unit says that all rows belong to one and the same: there is nobody to hide among"
+
+
+def _uneven(units: int, most: int, rows: int) -> str:
+    return (
+        f"the largest unit has {most} of {rows} rows, and the mean of the {units} units is {rows / units:.3g}: all "
+        "would need as much room as the largest. Keep fewer rows of the largest units: `max_rows_per_unit=` does"
+    )
+
+
 def group_rows(
     separated: SeparableModel,
     unit: Any,
@@ -177,6 +268,9 @@ def group_rows(
     :param are_counted: whether the number of units is public. If not, no refusal depends on it.
     :raises ValueError: if `unit` says no such thing, or if public sizes differ too much.
     """
+    column = _streamed_column(separated, unit, args, kwargs)
+    if column is not None:
+        return _group_streamed(separated, unit, column, max_rows_per_unit, are_counted)
     if max_rows_per_unit is not None:
         _require_private(separated, unit, args, kwargs)
     ids = _values(separated, unit, args, kwargs, has_public_size=max_rows_per_unit is None)
@@ -184,7 +278,7 @@ def group_rows(
     sizes = np.bincount(number)
     units, most = len(sizes), int(np.max(sizes, initial=0))
     if units < 2 and are_counted:
-        raise ValueError("unit says that all rows belong to one and the same: there is nobody to hide among")
+        raise ValueError(_ONE_UNIT)
     if are_counted:
         _require_own_latents(separated, unit, units)
     fields = {field.name: getattr(separated, field.name) for field in dataclasses.fields(SeparableModel)}
@@ -192,11 +286,7 @@ def group_rows(
     if max_rows_per_unit is not None:
         return PrivateUnits(**fields, most_rows=max_rows_per_unit, unit=unit, are_counted=are_counted)
     if units * most > MOST_PADDING * len(ids):
-        raise ValueError(
-            f"the largest unit has {most} of {len(ids)} rows, and the mean of the {units} units is "
-            f"{len(ids) / units:.3g}: all would need as much room as the largest. Keep fewer rows of the largest "
-            "units: `max_rows_per_unit=` does"
-        )
+        raise ValueError(_uneven(units, most, len(ids)))
     _require_codes(separated, unit, ids)
     return PublicUnits(**fields, most_rows=most, number=number)
 
@@ -208,6 +298,8 @@ def require_same_groups(grouped: SeparableModel, unit: str, args: tuple, kwargs:
     """
     if isinstance(grouped, PublicUnits):
         grouped.require_same(unit, args, kwargs)
+    elif isinstance(grouped, StreamedUnitModel):
+        grouped.require_same(args, kwargs)
 
 
 def _require_own_latents(separated: SeparableModel, unit: Any, units: int) -> None:
@@ -256,10 +348,15 @@ def _number(ids: np.ndarray) -> np.ndarray:
 
 
 def _named(separated: SeparableModel, unit: str, args: tuple, kwargs: dict) -> Any:
+    leaves = _named_leaves(separated, args, kwargs)
+    if unit not in leaves:
+        raise ValueError(f"unit={unit!r} names no argument of the model: {', '.join(leaves)}")
+    return leaves[unit]
+
+
+def _named_leaves(separated: SeparableModel, args: tuple, kwargs: dict) -> dict[str, Any]:
     names = [argument.name for argument in name_leaves(separated.model, args, kwargs)]
-    if unit not in names:
-        raise ValueError(f"unit={unit!r} names no argument of the model: {', '.join(names)}")
-    return jax.tree.leaves((args, kwargs))[names.index(unit)]
+    return dict(zip(names, jax.tree.leaves((args, kwargs)), strict=True))
 
 
 def _values(separated: SeparableModel, unit: Any, args: tuple, kwargs: dict, *, has_public_size: bool) -> np.ndarray:

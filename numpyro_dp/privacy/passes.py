@@ -83,6 +83,40 @@ class StreamedTable(ABC):
     def run(self, task: "Task") -> Iterable[Part]:
         """The task's result on each of the pieces, in any order."""
 
+    def unit(self, name: str) -> "StreamedColumn":
+        """The column of this name, as one that says whose each row is."""
+        raise NotImplementedError
+
+    def by_unit(self, unit: "StreamedColumn", most_rows: int | None) -> "StreamedUnits":
+        """The table with units in the place of rows.
+
+        :param unit: says whose each row is.
+        :param most_rows: of a unit, that count; None for as many as it has.
+        """
+        raise NotImplementedError
+
+
+class StreamedUnits(StreamedTable):
+    """A table of units that is read in pieces.
+
+    :ivar most_rows: that a unit has a place for.
+    :ivar num_table_rows: rows of all units.
+    :ivar identity: a name for which rows belong together.
+    """
+
+    most_rows: int
+    num_table_rows: int
+    identity: str
+
+    @abstractmethod
+    def of_units(self, column: "StreamedColumn") -> "StreamedColumn":
+        """A column of rows with an axis of units, and behind it one of a unit's rows."""
+
+    @property
+    @abstractmethod
+    def present(self) -> "StreamedColumn":
+        """Which of the places are rows."""
+
 
 class StreamedColumn:
     """An argument of a model that is read in pieces, a row on each place of its leading axis.

@@ -100,7 +100,7 @@ def decode(batch: Any, specs: Sequence[ColumnSpec]) -> tuple[tuple[np.ndarray, .
 
 def _numbers(column: Any, spec: ColumnSpec) -> tuple[np.ndarray, np.ndarray | None]:
     pa = arrow()
-    column = _plain(column)
+    column = plain(column)
     if pa.types.is_decimal(column.type):
         column = column.cast(pa.float64())
     missing = _missing(column, of_nan=spec.fill is not None)
@@ -113,30 +113,37 @@ def _numbers(column: Any, spec: ColumnSpec) -> tuple[np.ndarray, np.ndarray | No
 
 def _levels(column: Any, spec: ColumnSpec) -> tuple[np.ndarray, np.ndarray | None]:
     pa = arrow()
-    column = _plain(column)
+    column = plain(column)
     codes = pa.compute.index_in(column, pa.array(spec.levels).cast(column.type))
     missing = _missing(codes)
     return codes.fill_null(0).to_numpy(zero_copy_only=False).astype(spec.dtype), missing
 
 
 def _is_missing(column: Any, spec: ColumnSpec) -> tuple[np.ndarray, None]:
-    missing = _missing(_plain(column), of_nan=True)
+    missing = _missing(plain(column), of_nan=True)
     return (np.zeros(len(column), bool) if missing is None else missing), None
 
 
 def _days(column: Any, spec: ColumnSpec) -> tuple[np.ndarray, np.ndarray | None]:
     pa = arrow()
-    column = _plain(column).cast(pa.timestamp("us"), safe=False)
+    column = plain(column).cast(pa.timestamp("us"), safe=False)
     origin = np.datetime64(datetime.datetime.fromisoformat(spec.origin), "us")
     missing = _missing(column)
     values = (column.to_numpy(zero_copy_only=False) - origin) / np.timedelta64(1, "D")
     return np.nan_to_num(values).astype(spec.dtype), missing
 
 
-_VALUES = {NUMBERS: _numbers, LEVELS: _levels, MISSING: _is_missing, DAYS: _days, UNIT: _numbers}
+def _unit(column: Any, spec: ColumnSpec) -> Any:
+    raise ValueError(
+        f"column {spec.names[0]!r} says whose a row is, and the kernel was not told: give it `unit=`, the name of the "
+        "model's argument or of the column"
+    )
 
 
-def _plain(column: Any) -> Any:
+_VALUES = {NUMBERS: _numbers, LEVELS: _levels, MISSING: _is_missing, DAYS: _days, UNIT: _unit}
+
+
+def plain(column: Any) -> Any:
     """In one chunk, without a dictionary."""
     pa = arrow()
     if isinstance(column, pa.ChunkedArray):

@@ -1,6 +1,7 @@
 """Pieces of a table: consecutive rows of a file or of a frame, as small objects that can be sent."""
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,8 +19,23 @@ class TableChangedError(RuntimeError):
     """A file is not what it was when the table was opened. Nothing more is released; what was charged stays charged."""
 
 
+class Rows(ABC):
+    """Consecutive rows; see `numpyro_dp.privacy.passes.Piece`."""
+
+    first: int
+    num_rows: int
+
+    @abstractmethod
+    def batches(self, columns: Sequence[ColumnSpec]) -> Iterator[Any]:
+        """In order, of Arrow's columns those that are needed."""
+
+    def read(self, columns: Sequence[ColumnSpec]) -> Iterator[tuple[tuple[np.ndarray, ...], np.ndarray]]:
+        for table in aligned(self.batches(columns), self.first):
+            yield decode(table, columns)
+
+
 @dataclasses.dataclass(frozen=True)
-class FilePiece:
+class FilePiece(Rows):
     """Rows of one file.
 
     :ivar fragment: a part of a dataset of PyArrow's.
@@ -31,13 +47,8 @@ class FilePiece:
     first: int
     num_rows: int
 
-    def read(self, columns: Sequence[ColumnSpec]) -> Iterator[tuple[tuple[np.ndarray, ...], np.ndarray]]:
-        for table in aligned(self.batches(columns), self.first):
-            yield decode(table, columns)
-
     def batches(self, columns: Sequence[ColumnSpec]) -> Iterator[Any]:
-        """Of the columns that are needed.
-
+        """
         :raises TableChangedError: if the file cannot be read. What PyArrow says of it could quote a value.
         """
         names = sorted({name for column in columns for name in column.names})
@@ -53,16 +64,12 @@ class FilePiece:
 
 
 @dataclasses.dataclass(frozen=True)
-class FramePiece:
+class FramePiece(Rows):
     """Rows of a table of PyArrow's that is in memory."""
 
     table: Any
     first: int
     num_rows: int
-
-    def read(self, columns: Sequence[ColumnSpec]) -> Iterator[tuple[tuple[np.ndarray, ...], np.ndarray]]:
-        for table in aligned(self.batches(columns), self.first):
-            yield decode(table, columns)
 
     def batches(self, columns: Sequence[ColumnSpec]) -> Iterator[Any]:
         names = sorted({name for column in columns for name in column.names})

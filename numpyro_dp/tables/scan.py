@@ -3,17 +3,20 @@
 import contextlib
 import glob
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
-from numpyro_dp.privacy.passes import MOST_ROWS, Part, Piece, StreamedColumn, StreamedTable, Task
-from numpyro_dp.tables.columns import DAYS, LEVELS, MISSING, NUMBERS, ColumnSpec, arrow, numbers_of
+from numpyro_dp.privacy.passes import MOST_ROWS, Part, StreamedColumn, StreamedTable, Task
+from numpyro_dp.tables.columns import DAYS, LEVELS, MISSING, NUMBERS, UNIT, ColumnSpec, arrow, numbers_of
 from numpyro_dp.tables.engines import Engine, engine_of
-from numpyro_dp.tables.pieces import PIECE_ROWS, FilePiece, FramePiece, TableChangedError
+from numpyro_dp.tables.groups import FindRuns, Units, UnitTable, find_units
+from numpyro_dp.tables.pieces import PIECE_ROWS, FilePiece, FramePiece, Rows, TableChangedError
+
+T = TypeVar("T")
 
 
 class Column(StreamedColumn):
@@ -45,6 +48,11 @@ class Column(StreamedColumn):
         dtype = np.dtype(jnp.result_type(float)).name
         return self.table._column(ColumnSpec(self.spec.names, DAYS, dtype, origin=origin))
 
+    @property
+    def num_units(self) -> int:
+        """How many units there are, if this is the column that says whose a row is. Reads it, once."""
+        return self.table.by_unit(self, None).num_rows
+
     def _require_one(self, what: str) -> None:
         if self.spec.is_matrix:
             raise ValueError(f"`{what}` is for one column at a time, got {', '.join(self.spec.names)}")
@@ -59,10 +67,11 @@ class Table(StreamedTable):
     :ivar engine: what reads it.
     """
 
-    def __init__(self, pieces: Sequence[Piece], schema: Any, engine: Engine, files: "_Files | None" = None):
+    def __init__(self, pieces: Sequence[Rows], schema: Any, engine: Engine, files: "_Files | None" = None):
         self.engine, self._pieces, self._schema, self._files = engine, list(pieces), schema, files
         self._num_rows = sum(piece.num_rows for piece in self._pieces)
         self._columns: dict[ColumnSpec, Column] = {}
+        self._units: dict[str, Units] = {}
         if not 0 < self._num_rows <= MOST_ROWS:
             raise ValueError(f"a table must have 1 to {MOST_ROWS:,} rows, got {self._num_rows:,}")
 
@@ -106,12 +115,36 @@ class Table(StreamedTable):
 
         :raises TableChangedError: if a file has changed since the table was opened.
         """
+        return self.run_on(task, self._pieces)
+
+    def run_on(self, task: Callable[[Any], T], pieces: Sequence[Any]) -> Iterator[T]:
+        """The same on pieces that are made of these."""
         self._require_same()
-        with tqdm(total=self._num_rows, unit="row", unit_scale=True, disable=not self.progress_bar, leave=False) as bar:
-            for part in self.engine.run(task, self._pieces):
+        total = sum(piece.num_rows for piece in pieces)
+        with tqdm(total=total, unit="row", unit_scale=True, disable=not self.progress_bar, leave=False) as bar:
+            for part in self.engine.run(task, pieces):  # type: ignore[arg-type]
                 bar.update(part.num_rows)
-                yield part
+                yield part  # type: ignore[misc]
         self._require_same()
+
+    def unit(self, name: str) -> Column:
+        """The column that says whose each row is; texts and dates, too. The rows of a unit must follow one another.
+
+        To be named by a kernel's `unit`, and to be passed to the model's argument of that name, if it has one, where it
+        is the number of the row's unit.
+        """
+        if name not in self._schema.names:
+            raise KeyError(f"no column {name!r}; there are {', '.join(self._schema.names)}")
+        return self._column(ColumnSpec((name,), UNIT, "int32"))
+
+    def by_unit(self, unit: StreamedColumn, most_rows: int | None) -> UnitTable:
+        """See `StreamedTable`. Reads the unit's column, once."""
+        if len(unit.spec.names) != 1:
+            raise ValueError(f"a unit is told by one column, got {', '.join(unit.spec.names)}")
+        (name,) = unit.spec.names
+        if name not in self._units:
+            self._units[name] = find_units(self._pieces, self.run_on(FindRuns(name), self._pieces), name)
+        return UnitTable(self, name, self._units[name], most_rows)
 
     def _require_same(self) -> None:
         if self._files is not None:
