@@ -3,8 +3,8 @@
 A sum of clipped rows is a sum of whole numbers (`numpyro_dp.privacy.clipping`), so it may be added up in any order, by
 any number of threads, processes or machines, and is the same to the last bit. One pass over a table is
 
-1. a `Task`: a compiled program that clips and adds up a block of `BLOCK_ROWS` rows, the numbers that it is given, and
-   which columns it reads. It can be sent to wherever the rows are;
+1. a `Task`: a compiled program that clips and adds up a block of rows, the numbers that it is given, and which columns
+   it reads. It can be sent to wherever the rows are;
 2. *pieces* of the table, each read once, by whoever runs the task on them;
 3. their totals, which come back here and are added up. What comes back more than once, or not at all, is an error: a
    row that counted twice would count for more than its sensitivity.
@@ -34,7 +34,8 @@ from jax.interpreters import mlir
 from numpyro_dp.privacy.isolation import jaxprs_in
 from numpyro_dp.privacy.vmap import aval, bind
 
-BLOCK_ROWS = 2**14
+BLOCK_ROWS, BLOCK_UNITS = 2**14, 2**12
+"""Rows, or units of several rows, that a program is for; more would be wasted where a piece ends in a block."""
 MOST_ROWS = 2**31 - 1
 """Rows have numbers of 32 bits, and the sum of as many fits into two limbs."""
 _LIMB_BITS = 24
@@ -70,7 +71,10 @@ class StreamedTable(ABC):
     """A table that is read in pieces; see `numpyro_dp.scan`.
 
     :ivar progress_bar: whether a pass shows how far it is.
+    :ivar block_rows: how many rows a program is for.
     """
+
+    block_rows: int = BLOCK_ROWS
 
     progress_bar: bool = False
 
@@ -104,6 +108,7 @@ class StreamedUnits(StreamedTable):
     :ivar identity: a name for which rows belong together.
     """
 
+    block_rows = BLOCK_UNITS
     most_rows: int
     num_table_rows: int
     identity: str
@@ -177,12 +182,14 @@ class Task:
         writes it.
     :ivar given: numbers that the program is given, all of them public or released.
     :ivar columns: what a piece is asked to read, for each array of the program; None for the rows' numbers.
+    :ivar block_rows: how many rows it is for.
     :ivar in_double_precision: whether 64-bit numbers are on.
     """
 
     program: bytes
     given: tuple[np.ndarray, ...]
     columns: tuple[Any, ...]
+    block_rows: int
     in_double_precision: bool
 
     def __call__(self, piece: Piece) -> Part:
@@ -198,25 +205,25 @@ class Task:
         return Part(piece.first, piece.num_rows, tuple(totals or ()))
 
     def _blocks(self, arrays: tuple[np.ndarray, ...], counts: np.ndarray, first: int) -> Iterator[list[np.ndarray]]:
-        run, end = _compiled(self.program), first + len(counts)
-        for start in range(first - first % BLOCK_ROWS, end, BLOCK_ROWS):
-            low, high = max(start, first), min(start + BLOCK_ROWS, end)
+        run, end, size = _compiled(self.program), first + len(counts), self.block_rows
+        for start in range(first - first % size, end, size):
+            low, high = max(start, first), min(start + size, end)
             own = slice(low - first, high - first)
             place = slice(low - start, high - start)
-            block = iter([_placed(array[own], place) for array in arrays])
+            block = iter([_placed(array[own], place, size) for array in arrays])
             rows = [None if column is None else next(block) for column in self.columns]
-            numbers = np.arange(start, start + BLOCK_ROWS, dtype=np.int64).astype(np.int32)
+            numbers = np.arange(start, start + size, dtype=np.int64).astype(np.int32)
             filled = [numbers if row is None else row for row in rows]
-            found = run(*filled, _placed(counts[own], place), *self.given)
+            found = run(*filled, _placed(counts[own], place, size), *self.given)
             limbs = [np.asarray(x).astype(np.int64) for x in found]
             yield [(hi << _LIMB_BITS) + lo for hi, lo in zip(limbs[::2], limbs[1::2], strict=True)]
 
 
-def _placed(rows: np.ndarray, place: slice) -> np.ndarray:
+def _placed(rows: np.ndarray, place: slice, size: int) -> np.ndarray:
     """A whole block with these rows in it, and zeros beside them."""
-    if len(rows) == BLOCK_ROWS:
+    if len(rows) == size:
         return rows
-    block = np.zeros((BLOCK_ROWS, *rows.shape[1:]), rows.dtype)
+    block = np.zeros((size, *rows.shape[1:]), rows.dtype)
     block[place] = rows
     return block
 
@@ -239,7 +246,7 @@ class _Question:
 
     def __init__(self, jaxpr: Jaxpr, rows: tuple[StreamedColumn, ...], finish: Callable | None):
         self.jaxpr, self.rows, self.finish = jaxpr, rows, finish
-        self.table = table_of(rows)
+        self.table = rows[0].table
         self._program: dict[bool, bytes] = {}
 
     def task(self, given: Sequence[Any]) -> Task:
@@ -247,15 +254,15 @@ class _Question:
         if in_double_precision not in self._program:  # once for all passes that ask the same
             self._program[in_double_precision] = self._exported(given)
         columns = tuple(row.spec for row in self.rows)
-        return Task(self._program[in_double_precision], tuple(map(np.asarray, given)), columns, in_double_precision)
+        numbers = tuple(map(np.asarray, given))
+        return Task(self._program[in_double_precision], numbers, columns, self.table.block_rows, in_double_precision)
 
     def _exported(self, given: Sequence[Any]) -> bytes:
         def run(*args: Any) -> list:
             rows, given = args[: len(self.rows) + 1], args[len(self.rows) + 1 :]
             return jax.core.eval_jaxpr(self.jaxpr, given, *rows)
 
-        blocks = [jax.ShapeDtypeStruct((BLOCK_ROWS, *row.shape[1:]), row.dtype) for row in self.rows]
-        counts = jax.ShapeDtypeStruct((BLOCK_ROWS,), np.bool_)
+        blocks, counts = _block_of(self.rows)
         numbers = [jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in given]
         return bytes(export.export(jax.jit(run))(*blocks, counts, *numbers).serialize())
 
@@ -277,12 +284,17 @@ def total_over(
     :param finish: from a total, int64, and the number of rows to what is returned in its place; may add an axis.
     :return: a list of pairs of limbs.
     """
-    blocks = tuple(jax.ShapeDtypeStruct((BLOCK_ROWS, *row.shape[1:]), row.dtype) for row in rows)
-    counts = jax.ShapeDtypeStruct((BLOCK_ROWS,), np.bool_)
-    closed = jax.make_jaxpr(of_block)(blocks, counts)
+    closed = jax.make_jaxpr(of_block)(*_block_of(rows))
     question = _Question(closed.jaxpr, tuple(rows), finish)
     limbs = _PASS.bind(*closed.consts, question=question)
     return list(zip(limbs[::2], limbs[1::2], strict=True))
+
+
+def _block_of(rows: Sequence[StreamedColumn]) -> tuple[tuple, jax.ShapeDtypeStruct]:
+    """Shapes of a block's rows, and of which of them count."""
+    size = rows[0].table.block_rows
+    blocks = tuple(jax.ShapeDtypeStruct((size, *row.shape[1:]), row.dtype) for row in rows)
+    return blocks, jax.ShapeDtypeStruct((size,), np.bool_)
 
 
 _PASS = Primitive("pass_over_the_table")
@@ -297,7 +309,6 @@ def _shapes(*_given: Any, question: _Question) -> list:
 @_PASS.def_impl
 def _run(*given: Any, question: _Question) -> list:
     table = question.table
-    assert table is not None
     totals = _add_up(table.run(question.task(given)), table.num_rows)
     if question.finish is not None:
         totals = [question.finish(total, table.num_rows) for total in totals]

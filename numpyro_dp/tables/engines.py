@@ -5,6 +5,7 @@ An engine is anything with a method ``run(task, pieces)`` that gives ``task(piec
 
 import itertools
 import os
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
@@ -76,11 +77,11 @@ class DaskWorkers:
     def run(self, task: Task, pieces: Sequence[Piece]) -> Iterator[Part]:
         from distributed import as_completed
 
-        sent = self.client.scatter(task, broadcast=True, hash=False)
-        names = [f"rows-{id(task):x}-{k}" for k in range(len(pieces))]
+        name = f"pass-{uuid.uuid4().hex}"
+        # Not scattered: what a dead worker held would be lost, and Dask makes anew what it has a recipe for.
+        sent = self.client.submit(_hold, task, key=f"{name}-task", pure=False)
         futures = [
-            self.client.submit(_run, sent, piece, key=name, pure=False)
-            for name, piece in zip(names, pieces, strict=True)
+            self.client.submit(_run, sent, piece, key=f"{name}-{k}", pure=False) for k, piece in enumerate(pieces)
         ]
         try:
             for future in as_completed(futures):
@@ -112,6 +113,10 @@ class SparkJobs:
 
     def __repr__(self) -> str:
         return "Spark"
+
+
+def _hold(task: Task) -> Task:
+    return task
 
 
 def _run(task: Task, piece: Piece) -> Part:
