@@ -75,6 +75,16 @@ class UnitPiece:
     name: str = ""
     most_rows: int = 0
 
+    @property
+    def needs(self) -> list[Any]:
+        """See `DaskPartition`."""
+        return [needed for piece in self.rows for needed in getattr(piece, "needs", [])]
+
+    def having(self, parts: Sequence[Any]) -> "UnitPiece":
+        """See `DaskPartition`."""
+        rows = tuple(piece.having([part]) for piece, part in zip(self.rows, parts, strict=True))  # type: ignore[attr-defined]
+        return dataclasses.replace(self, rows=rows)
+
     def read(self, columns: Sequence[ColumnSpec]) -> Iterator[tuple[tuple[np.ndarray, ...], np.ndarray]]:
         wanted = [column for column in columns if column.kind not in (_PRESENT.kind, UNIT)]
         done = 0

@@ -76,6 +76,53 @@ class FramePiece(Rows):
         yield from self.table.select(names).to_batches(max_chunksize=_READ_ROWS)
 
 
+@dataclasses.dataclass(frozen=True)
+class DaskPartition(Rows):
+    """A partition of a Dask data frame.
+
+    :ivar part: how Dask makes it; then what it has made.
+    """
+
+    part: Any
+    first: int
+    num_rows: int
+
+    @property
+    def needs(self) -> list[Any]:
+        """What Dask is to make of it first."""
+        return [self.part]
+
+    def having(self, parts: Sequence[Any]) -> "DaskPartition":
+        """The same when Dask has made it."""
+        return dataclasses.replace(self, part=parts[0])
+
+    def batches(self, columns: Sequence[ColumnSpec]) -> Iterator[Any]:
+        names = sorted({name for column in columns for name in column.names})
+        table = arrow().Table.from_pandas(self.part[names], preserve_index=False)
+        yield from table.to_batches(max_chunksize=_READ_ROWS)
+
+
+@dataclasses.dataclass(frozen=True)
+class SparkPartition(Rows):
+    """A partition of a Spark data frame.
+
+    :ivar partition: its number.
+    :ivar found: its rows, where Spark has them.
+    """
+
+    partition: int
+    first: int
+    num_rows: int
+    found: Any = None
+
+    def of(self, batches: Iterator[Any]) -> "SparkPartition":
+        """The same with its rows."""
+        return dataclasses.replace(self, found=batches)
+
+    def batches(self, columns: Sequence[ColumnSpec]) -> Iterator[Any]:
+        yield from self.found
+
+
 def aligned(batches: Iterable[Any], first: int) -> Iterator[Any]:
     """The same rows, in tables that end where a block of rows ends: a block that is cut is computed twice.
 

@@ -12,9 +12,17 @@ from tqdm.auto import tqdm
 
 from numpyro_dp.privacy.passes import MOST_ROWS, Part, StreamedColumn, StreamedTable, Task
 from numpyro_dp.tables.columns import DAYS, LEVELS, MISSING, NUMBERS, UNIT, ColumnSpec, arrow, numbers_of
-from numpyro_dp.tables.engines import Engine, engine_of
+from numpyro_dp.tables.engines import Engine, SparkFrame, engine_of
 from numpyro_dp.tables.groups import FindRuns, Units, UnitTable, find_units
-from numpyro_dp.tables.pieces import PIECE_ROWS, FilePiece, FramePiece, Rows, TableChangedError
+from numpyro_dp.tables.pieces import (
+    PIECE_ROWS,
+    DaskPartition,
+    FilePiece,
+    FramePiece,
+    Rows,
+    SparkPartition,
+    TableChangedError,
+)
 
 T = TypeVar("T")
 
@@ -197,7 +205,7 @@ def scan(source: Any, *, engine: Any = None, format: str | None = None) -> Table
 
     :param source: Parquet, Arrow or CSV files: a path, a folder, a pattern or a list of these, where `pyarrow.dataset`
         finds them; a data frame of pandas, Polars or any other library that speaks Arrow; a `pyarrow.Table` or dataset;
-        a Dask data frame.
+        a data frame of Dask's or Spark's.
     :param engine: what reads it: None for threads of this process, a Dask client, a Spark session, or an object with
         ``run(task, pieces)``.
     :param format: of files, if their names do not say: "parquet", "arrow" or "csv".
@@ -210,6 +218,11 @@ def scan(source: Any, *, engine: Any = None, format: str | None = None) -> Table
     if isinstance(source, pa.dataset.FileSystemDataset):
         files = _Files(source)
         return Table(_pieces_of_files(source), source.schema, runs, files)
+    kind = type(source).__module__.partition(".")[0]
+    if kind == "dask" and hasattr(source, "to_delayed"):
+        return _dask_table(source, engine)
+    if kind == "pyspark":
+        return _spark_table(source)
     if not isinstance(source, pa.Table):
         try:
             source = pa.table(source)
@@ -223,6 +236,25 @@ def scan(source: Any, *, engine: Any = None, format: str | None = None) -> Table
     slices = [source.slice(start, PIECE_ROWS) for start in starts]
     pieces = [FramePiece(part, start, part.num_rows) for start, part in zip(starts, slices, strict=True)]
     return Table(pieces, source.schema, runs)
+
+
+def _dask_table(frame: Any, client: Any) -> Table:
+    from distributed import default_client
+
+    sizes = [int(size) for size in frame.map_partitions(len).compute()]
+    firsts = np.cumsum([0, *sizes])
+    parts = zip(frame.to_delayed(), firsts, sizes, strict=False)
+    pieces = [DaskPartition(part, int(first), size) for part, first, size in parts if size]
+    schema = arrow().Schema.from_pandas(frame.partitions[0].compute() if len(sizes) else frame.head(0))
+    return Table(pieces, schema.remove_metadata(), engine_of(client or default_client()))
+
+
+def _spark_table(frame: Any) -> Table:
+    engine = SparkFrame(frame)
+    sizes = engine.sizes()
+    firsts = np.cumsum([0, *sizes])
+    pieces = [SparkPartition(k, int(firsts[k]), size) for k, size in enumerate(sizes) if size]
+    return Table(pieces, frame.limit(0).toArrow().schema, engine)
 
 
 def _dataset(source: Any, format: str | None) -> Any:
