@@ -310,6 +310,8 @@ def _shapes(*_given: Any, question: _Question) -> list:
 def _run(*given: Any, question: _Question) -> list:
     table = question.table
     totals = _add_up(table.run(question.task(given)), table.num_rows)
+    if totals is None:
+        totals = [np.zeros(aval(out).shape, np.int64) for out in question.jaxpr.outvars[::2]]
     if question.finish is not None:
         totals = [question.finish(total, table.num_rows) for total in totals]
     limbs = [part for total in totals for part in (total >> _LIMB_BITS, total & (2**_LIMB_BITS - 1))]
@@ -326,8 +328,8 @@ def _refused(*_args: Any, **_params: Any) -> Any:
 mlir.register_lowering(_PASS, _refused)
 
 
-def _add_up(parts: Iterable[Part], num_rows: int) -> list[np.ndarray]:
-    """The total of all pieces, each of which must be there once.
+def _add_up(parts: Iterable[Part], num_rows: int) -> list[np.ndarray] | None:
+    """The total of all pieces, each of which must be there once; None of no rows.
 
     :raises RuntimeError: if they are not.
     """
@@ -336,8 +338,7 @@ def _add_up(parts: Iterable[Part], num_rows: int) -> list[np.ndarray]:
     for part in parts:
         if part.first in places:
             raise RuntimeError("a piece of the table came back twice: nothing is released")
-        if part.num_rows:
-            places[part.first] = part.num_rows
+        places[part.first] = part.num_rows
         found = [np.asarray(x, np.int64) for x in part.totals]
         totals = found if totals is None else [a + b for a, b in zip(totals, found, strict=True)]
     end = 0
@@ -345,7 +346,7 @@ def _add_up(parts: Iterable[Part], num_rows: int) -> list[np.ndarray]:
         if first != end:
             break
         end += places[first]
-    if end != num_rows or totals is None:
+    if end != num_rows:
         raise RuntimeError(f"pieces of the table are missing: {sum(places.values())} of {num_rows} rows came back")
     return totals
 

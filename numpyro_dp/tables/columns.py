@@ -114,7 +114,7 @@ def _numbers(column: Any, spec: ColumnSpec) -> tuple[np.ndarray, np.ndarray | No
 def _levels(column: Any, spec: ColumnSpec) -> tuple[np.ndarray, np.ndarray | None]:
     pa = arrow()
     column = plain(column)
-    codes = pa.compute.index_in(column, pa.array(spec.levels).cast(column.type))
+    codes = pa.compute.index_in(column, pa.array(list(spec.levels)).cast(column.type))
     missing = _missing(codes)
     return codes.fill_null(0).to_numpy(zero_copy_only=False).astype(spec.dtype), missing
 

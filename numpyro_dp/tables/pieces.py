@@ -59,7 +59,7 @@ class FilePiece(Rows):
         except Exception as error:
             raise TableChangedError(
                 f"{self.fragment.path!r} cannot be read as a table of the columns {', '.join(names)} "
-                f"({type(error).__name__})"
+                f"({type(error).__name__}): it has changed, or a value is of another type than the first ones"
             ) from None
 
 
@@ -135,8 +135,8 @@ def aligned(batches: Iterable[Any], first: int) -> Iterator[Any]:
         held.append(batch)
         rows += batch.num_rows
         names = batch.schema
-        if rows >= _READ_ROWS:
-            whole = rows - (first + rows) % BLOCK_ROWS
+        whole = rows - (first + rows) % BLOCK_ROWS
+        if rows >= _READ_ROWS and whole > 0:
             table = pa.Table.from_batches(held)
             yield table.slice(0, whole)
             held, first, rows = table.slice(whole).to_batches(), first + whole, rows - whole

@@ -38,10 +38,19 @@ class Column(StreamedColumn):
         self._require_one("levels")
         if len(set(levels)) != len(levels) or not levels:
             raise ValueError(f"levels must be some different values, got {list(levels)!r}")
+        pa, kind = arrow(), self.table.type_of(self.spec.names[0])
+        try:
+            pa.array(levels).cast(kind)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+            raise ValueError(
+                f"column {self.spec.names[0]!r} holds {kind}, of which {list(levels)!r} are none"
+            ) from None
         return self.table._column(ColumnSpec(self.spec.names, LEVELS, "int32", levels=tuple(levels)))
 
     def fill(self, value: float) -> "Column":
         """The same with a public value in the place of missing ones (nulls and NaN)."""
+        if np.array(value).astype(self.dtype) != value:
+            raise ValueError(f"{value!r} cannot stand in a column of {self.dtype}")
         return self.table._column(self.spec._replace(fill=value))
 
     def is_missing(self) -> "Column":
@@ -80,8 +89,8 @@ class Table(StreamedTable):
         self._num_rows = sum(piece.num_rows for piece in self._pieces)
         self._columns: dict[ColumnSpec, Column] = {}
         self._units: dict[str, Units] = {}
-        if not 0 < self._num_rows <= MOST_ROWS:
-            raise ValueError(f"a table must have 1 to {MOST_ROWS:,} rows, got {self._num_rows:,}")
+        if self._num_rows > MOST_ROWS:
+            raise ValueError(f"a table may have up to {MOST_ROWS:,} rows, got {self._num_rows:,}")
 
     @property
     def num_rows(self) -> int:
@@ -111,6 +120,11 @@ class Table(StreamedTable):
             if not isinstance(names, str):
                 raise
             return _Other(self, names, types[0])  # type: ignore[return-value]
+
+    def type_of(self, name: str) -> Any:
+        """Arrow's type of a column's values."""
+        kind = self._schema.field(name).type
+        return kind.value_type if arrow().types.is_dictionary(kind) else kind
 
     def _column(self, spec: ColumnSpec) -> Column:
         if spec not in self._columns:
@@ -209,7 +223,7 @@ def scan(source: Any, *, engine: Any = None, format: str | None = None) -> Table
     :param engine: what reads it: None for threads of this process, a Dask client, a Spark session, or an object with
         ``run(task, pieces)``.
     :param format: of files, if their names do not say: "parquet", "arrow" or "csv".
-    :raises ValueError: if files have different columns, or there are no rows.
+    :raises ValueError: if files have different columns.
     """
     pa = arrow()
     runs = engine_of(engine)

@@ -1,0 +1,157 @@
+"""Engines: the released numbers are those of this process, bit by bit, whoever reads the pieces, and whoever dies."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import dask.dataframe as dd
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from distributed import Client, LocalCluster
+from helpers.addresses import reserved_address
+from helpers.tables import draws, draws_of_the_whole, frame, in_pieces, scan, write
+
+from numpyro_dp.tables.engines import DaskWorkers, SparkJobs, Threads, engine_of
+
+WORKER = Path(__file__).parents[1] / "helpers" / "processes_worker.py"
+# Other processes compile programs as users have them. Warnings are of libraries, about themselves.
+pytestmark = [pytest.mark.optimized, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture
+def whole(request):
+    return draws_of_the_whole(request.node.get_closest_marker("optimized") is not None)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dask")
+    options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    with LocalCluster(local_directory=str(folder), **options) as found, Client(found) as client:
+        yield client, folder
+
+
+def test_dask_reads_files_and_a_worker_dies(tmp_path, cluster, whole, monkeypatch):
+    """In the middle of a run, with a pass under way: its pieces are read again, and give the same whole numbers."""
+    client, folder = cluster
+    table = scan(write(tmp_path, row_group_size=700), engine=client)
+    assert "read by Dask" in repr(table)
+    run, passes = DaskWorkers.run, []
+    victim = next(iter(client.run(os.getpid).values()))
+
+    def killing(self, task, pieces):
+        passes.append(task)
+        found = run(self, task, pieces)
+        yield next(found)
+        if len(passes) == 4:
+            os.kill(victim, signal.SIGKILL)
+        yield from found
+
+    monkeypatch.setattr(DaskWorkers, "run", killing)
+    np.testing.assert_array_equal(draws(table), whole)
+    assert len(passes) > 10
+    assert victim not in client.run(os.getpid).values()
+    # What is left behind on disk holds no rows and no sums.
+    written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert frame()["y"].to_numpy()[:2].tobytes() not in written
+    assert all(str(key).startswith("pass-") for keys in client.has_what().values() for key in keys)
+
+
+@pytest.mark.nightly
+def test_dask_frames(cluster, tmp_path, whole):
+    client, _ = cluster
+    data = dd.read_parquet(write(tmp_path, (1000, 1500)))
+    table = scan(data, engine=client)
+    assert len(table._pieces) > 1
+    np.testing.assert_array_equal(draws(table, 20), whole)
+    with_units = frame().append_column("who", pa.array(np.arange(3000) // 3))
+    (tmp_path / "units").mkdir()
+    frames = dd.read_parquet(write(tmp_path / "units", (1000, 1500), with_units))
+    found = scan(frames, engine=client).by_unit(scan(frames, engine=client).unit("who"), None)
+    assert (found.num_rows, found.most_rows) == (1000, 3)
+
+
+def test_dask_errors_quote_no_value(cluster, tmp_path):
+    client, _ = cluster
+    pattern = write(tmp_path)
+    table = scan(pattern, engine=client)
+    (tmp_path / "1.parquet").write_bytes(b"secret")
+    with pytest.raises(RuntimeError, match="changed") as found:
+        draws(table)
+    assert "secret" not in str(found.value)
+
+
+def test_two_processes_of_jax(tmp_path, whole):
+    """The first one decides, draws noise and charges; the other one computes, and leaves when the first does."""
+    (tmp_path / "files").mkdir()
+    pattern = write(tmp_path / "files", row_group_size=500)
+    with reserved_address() as address:
+        commands = [[sys.executable, WORKER, str(k), address, pattern, str(tmp_path / "found.npy")] for k in (1, 0)]
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+        processes = [subprocess.Popen(command, **options) for command in commands]
+        outputs = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert [out.split("\n")[-2] for out, _ in outputs] == ["done", "done"]
+    (left,) = re.findall(r"left (.*)", outputs[1][0])
+    assert 0.5 < float(left) < 3.0
+    np.testing.assert_array_equal(np.load(tmp_path / "found.npy"), whole)
+
+
+def test_threads_stop_where_one_fails():
+    ran = []
+
+    def fails(piece):
+        ran.append(piece)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        list(Threads(2).run(fails, range(100)))
+    assert len(ran) < 10
+
+
+def test_an_engine_is_whatever_runs_a_task(whole):
+    """As docs/cluster.md says."""
+
+    class InOrder:
+        def run(self, task, pieces):
+            return map(task, pieces)
+
+    table = in_pieces(frame(), (10, 20), engine_of(InOrder()))
+    np.testing.assert_array_equal(draws(table), whole)
+
+
+def spark_is_missing() -> str:
+    try:
+        import pyspark  # noqa: F401
+    except ImportError:
+        return "PySpark is not installed"
+    return "" if shutil.which("java") else "there is no Java"
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(bool(spark_is_missing()), reason=spark_is_missing() or "-")
+def test_spark(tmp_path, whole):
+    """By files, and by a data frame whose partitions are the files, each as long as the others."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    try:
+        pattern = write(tmp_path, row_group_size=700)
+        table = scan(pattern, engine=session)
+        assert isinstance(table.engine, SparkJobs)
+        np.testing.assert_array_equal(draws(table), whole)
+        one = tmp_path / "one.parquet"
+        pq.write_table(frame(), one)
+        rows = session.read.parquet(str(one)).coalesce(1)
+        np.testing.assert_array_equal(draws(scan(rows)), whole)
+    finally:
+        session.stop()

@@ -1,0 +1,428 @@
+"""`scan`: files, frames, columns and units; what they are read as, what is refused, and the same numbers for all."""
+
+import pickle
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.dataset
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+from helpers.tables import N, arguments, draws, draws_of_the_whole, frame, in_pieces, model, write
+
+from numpyro_dp import DPHMC, DPSGLD, MCMC, PrivacyBudget, TableChangedError, scan, to_arviz
+from numpyro_dp.tables import pieces as pieces_module
+from numpyro_dp.tables import scan as scan_module
+
+
+def rows_of(column):
+    """What a model would be given, and which rows count."""
+    found = [part for piece in column.table._pieces for part in piece.read([column.spec])]
+    return np.concatenate([arrays[0] for arrays, _ in found]), np.concatenate([counts for _, counts in found])
+
+
+def some(**columns):
+    return scan(pa.table(columns))
+
+
+# -- Columns -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        (pa.array([1.5, 2.5], pa.float64()), "float32"),
+        (pa.array([1.5, 2.5], pa.float16()), "float16"),
+        (pa.array([1, 2], pa.int64()), "int32"),
+        (pa.array([1, 2], pa.int8()), "int8"),
+        (pa.array([1, 2], pa.uint8()), "uint8"),
+        (pa.array([True, False]), "bool"),
+        (pa.array([1, 2]).cast(pa.decimal128(25, 2)), "float32"),
+        (pa.array([1.0, 2.0]).dictionary_encode(), "float32"),
+    ],
+    ids=str,
+)
+def test_numbers_are_those_of_the_table(values, dtype):
+    column = some(x=values)["x"]
+    found, counts = rows_of(column)
+    expected = np.asarray([float(value.as_py()) for value in values])
+    np.testing.assert_array_equal(found.astype(float), expected)
+    assert (str(found.dtype), str(column.dtype), column.shape) == (dtype, dtype, (2,))
+    assert counts.all()
+
+
+def test_columns_side_by_side():
+    column = some(a=[1.0, 2.0], b=[3, 4])[["b", "a"]]
+    found, _ = rows_of(column)
+    np.testing.assert_array_equal(found, [[3, 1], [4, 2]])
+    assert (column.shape, column.dtype) == ((2, 2), np.float32)
+
+
+def test_missing_values():
+    table = some(x=pa.array([1.0, None, float("nan")]), k=pa.array([None, 2, 3], pa.int32()))
+    assert rows_of(table["x"])[1].tolist() == [True, False, True]  # NaN is a number that says nothing
+    np.testing.assert_array_equal(rows_of(table["x"].fill(7.0))[0], [1, 7, 7])
+    assert rows_of(table["x"].fill(7.0))[1].all()
+    np.testing.assert_array_equal(rows_of(table["x"].is_missing())[0], [False, True, True])
+    np.testing.assert_array_equal(rows_of(table["k"])[1], [False, True, True])
+    np.testing.assert_array_equal(rows_of(table["k"].fill(-1))[0], [-1, 2, 3])
+    assert rows_of(table[["x", "k"]])[1].tolist() == [False, False, True]
+    with pytest.raises(ValueError, match=r"0\.5 cannot stand in a column of int32"):
+        table["k"].fill(0.5)
+
+
+@pytest.mark.parametrize("encode", [lambda x: x, lambda x: x.dictionary_encode(), lambda x: x.cast(pa.large_string())])
+def test_levels_are_public_and_others_say_nothing(encode):
+    table = some(sex=encode(pa.array(["m", "f", "x", None])))
+    codes, counts = rows_of(table["sex"].levels(["f", "m"]))
+    assert codes[:2].tolist() == [1, 0]
+    assert counts.tolist() == [True, True, False, False]
+    assert rows_of(table["sex"].is_missing())[0].tolist() == [False, False, False, True]
+
+
+def test_levels_of_numbers_and_dates():
+    table = some(k=[10, 20, 30], day=pa.array([0, 1, None], pa.date32()))
+    assert rows_of(table["k"].levels([30, 10]))[0].tolist() == [1, 0, 0]
+    days, counts = rows_of(table["day"].days_since("1969-12-31"))
+    assert days[:2].tolist() == [1.0, 2.0]
+    assert counts.tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "says"),
+    [
+        (lambda t: t["nothing"], KeyError, "no column 'nothing'; there are x, sex, day, l"),
+        (lambda t: t[["x", "sex"]], ValueError, r"'sex' holds texts.*levels\(\['a', 'b'\]\)"),
+        (lambda t: t[["x", "day"]], ValueError, "days_since"),
+        (lambda t: t[["x", "l"]], ValueError, "of which a model can make nothing"),
+        (lambda t: t["x"].levels(["a"]), ValueError, "holds double, of which"),
+        (lambda t: t["x"].levels([1.0, 1.0]), ValueError, "some different values"),
+        (lambda t: t["x"].levels([]), ValueError, "some different values"),
+        (lambda t: t[["x", "x"]].levels([1.0]), ValueError, "one column at a time"),
+        (lambda t: t["day"].days_since("yesterday"), ValueError, "yesterday"),
+        (lambda t: np.asarray(t["x"]), TypeError, "private arguments"),
+        (pickle.dumps, TypeError, "cannot be pickled"),
+        (lambda t: t.unit("who"), KeyError, "no column 'who'"),
+    ],
+)
+def test_what_a_column_cannot_be(ask, error, says):
+    table = some(x=[1.0], sex=["m"], day=pa.array([0], pa.date32()), l=[[1, 2]])
+    with pytest.raises(error, match=says):
+        ask(table)
+
+
+def test_a_column_is_the_same_object():
+    """By which a kernel knows its table again."""
+    table = in_pieces(frame(10))
+    assert table["a"] is table["a"]
+    assert table[["a", "c"]] is table[["a", "c"]]
+    assert table["a"] is not table[["a"]]
+
+
+# -- Files and frames --------------------------------------------------------------------------------------------------
+
+
+def test_all_ways_to_open_a_table_give_the_same_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(pieces_module, "_READ_ROWS", 700)
+    monkeypatch.setattr(scan_module, "PIECE_ROWS", 800)
+    table, expected = frame(), frame()["a"].to_numpy()
+    pattern = write(tmp_path, row_group_size=300)
+    pa.feather.write_feather(table, str(tmp_path / "t.arrow"))
+    pa.csv.write_csv(table, str(tmp_path / "t.csv"))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write(folder)
+    sources = {
+        "pattern": pattern,
+        "folder": str(folder),
+        "list": sorted(tmp_path.glob("*.parquet")),
+        "arrow": tmp_path / "t.arrow",
+        "csv": tmp_path / "t.csv",
+        "pandas": table.to_pandas(),
+        "pyarrow": table,
+        "dataset": pa.dataset.dataset(str(folder)),
+    }
+    for name, source in sources.items():
+        opened = scan(source)
+        assert len(opened) == opened.num_rows == N, name
+        assert opened.column_names == ["a", "c", "y"], name
+        np.testing.assert_allclose(rows_of(opened["a"])[0], expected, rtol=1e-6, err_msg=name)
+    assert len(scan(pattern)._pieces) == 6  # of groups of rows
+    assert "3,000 rows in 6 piece(s)" in repr(scan(pattern))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: t.drop_columns(["c"]), "has no column 'c'"),
+        (lambda t: t.set_column(1, "c", t["c"].cast(pa.float64())), "'c' of '.*1.parquet' is of type double"),
+    ],
+)
+def test_files_that_do_not_belong_together(tmp_path, change, says):
+    pq.write_table(frame(10), tmp_path / "0.parquet")
+    pq.write_table(change(frame(10)), tmp_path / "1.parquet")
+    with pytest.raises(ValueError, match=says):
+        scan(str(tmp_path / "*.parquet"))
+
+
+def test_an_empty_file_has_no_rows(tmp_path):
+    pq.write_table(frame(10), tmp_path / "0.parquet")
+    pq.write_table(frame(10).slice(0, 0), tmp_path / "1.parquet")
+    assert len(scan(str(tmp_path))) == 10
+    (tmp_path / "0.parquet").unlink()
+    assert len(scan(str(tmp_path))) == 0
+
+
+def test_what_is_no_table(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no files are found by .*parquet"):
+        scan(str(tmp_path / "*.parquet"))
+    (tmp_path / "a.parquet").write_bytes(b"")
+    (tmp_path / "b.csv").write_bytes(b"")
+    with pytest.raises(ValueError, match="must all be Parquet, Arrow or CSV"):
+        scan(str(tmp_path))
+    with pytest.raises(TypeError, match="got int"):
+        scan(3)
+    with pytest.raises(TypeError, match="engine must be a Dask client"):
+        scan(frame(3), engine=3)
+
+
+def test_an_error_quotes_no_value(tmp_path):
+    """What PyArrow says of a file that it cannot read may."""
+    text = "a,c,y\n" + "1.5,2.5,3.5\n" * 200_000 + "secret,2,3\n"
+    (tmp_path / "t.csv").write_text(text)
+    table = scan(tmp_path / "t.csv")
+    with pytest.raises(TableChangedError, match="cannot be read as a table of the columns a") as found:
+        rows_of(table["a"])
+    assert "secret" not in str(found.value)
+    assert found.value.__suppress_context__
+
+
+@pytest.mark.filterwarnings("ignore:a new privacy budget was made")
+def test_a_file_that_changes_is_noticed_and_the_charge_stays(tmp_path, monkeypatch):
+    pattern = write(tmp_path)
+    budget = PrivacyBudget(tmp_path / "budget", eps=3.0, delta=1e-5)
+    passes = []
+
+    def changing(self, task, pieces):
+        passes.append(task)
+        if len(passes) == 3:
+            pq.write_table(frame(4), tmp_path / "1.parquet")
+        return list(map(task, pieces))
+
+    monkeypatch.setattr(scan_module.engine_of(None).__class__, "run", changing)
+    table = scan(pattern)
+    with pytest.raises((TableChangedError, ValueError), match="has changed"):
+        draws(table, kernel=DPHMC(model, eps=3.0, delta=1e-6, budget=budget))
+    assert len(passes) == 3
+    assert 0 < budget.eps_left < 2.0  # of what the preparation got to
+    with pytest.raises(TableChangedError, match=r"1\.parquet changed since the table was opened"):
+        list(table.run(lambda piece: None))
+
+
+# -- Runs --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def whole(request):
+    return draws_of_the_whole(request.node.get_closest_marker("optimized") is not None)
+
+
+def test_files_and_pieces_do_not_matter(tmp_path, whole):
+    """Bit by bit, with the same noise: rows have numbers, by which outcomes are drawn for centring."""
+    np.testing.assert_array_equal(draws(scan(write(tmp_path, row_group_size=400))), whole)
+    np.testing.assert_array_equal(draws(in_pieces(frame(), (1, 64, 2999))), whole)
+
+
+def test_other_rows_give_other_numbers(whole):
+    changed = frame().to_pandas()
+    changed.loc[5, "y"] = 1e30
+    assert not np.array_equal(draws(in_pieces(pa.Table.from_pandas(changed))), whole)
+
+
+def test_the_posterior_is_that_of_the_table_in_memory(whole):
+    """With noise of its own; a posterior standard deviation is .02."""
+    table = frame()
+    mcmc = MCMC(DPHMC(model, eps=3.0), num_warmup=20, num_samples=20, progress_bar=False)
+    mcmc.run(jax.random.key(0), np.stack([table["a"], table["c"]], 1), y=table["y"].to_numpy())
+    np.testing.assert_allclose(whole.mean(0), [1.0, -0.5], atol=0.2)
+    np.testing.assert_allclose(np.asarray(mcmc.get_samples()["b"]).mean(0), whole.mean(0), atol=0.2)
+
+
+@pytest.mark.filterwarnings("ignore:the posterior may be off")  # of so few draws
+def test_results_hold_no_table(capsys):
+    table = in_pieces(frame())
+    mcmc = MCMC(DPHMC(model, eps=3.0), num_warmup=20, num_samples=20)
+    mcmc.run(jax.random.key(0), **arguments(table))
+    mcmc.print_summary()
+    assert "X (3000, 2), y (3000,)" in capsys.readouterr().out
+    assert not table.progress_bar  # it was shown for the run only
+    written = pickle.dumps(mcmc)
+    assert frame()["a"].to_numpy()[:2].tobytes() not in written
+    assert to_arviz(mcmc)["posterior"]["b"].shape == (1, 20, 2)
+    assert mcmc._args == ()
+
+
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "zero_out"])
+def test_other_relations(relation):
+    options = {"delta": 1e-5} if relation == "add_or_remove_one" else {}
+    found = draws(in_pieces(frame(), (100,)), neighboring_relation=relation, **options)
+    np.testing.assert_allclose(found.mean(0), [1.0, -0.5], atol=0.3)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "options", "says"),
+    [
+        (lambda: DPHMC(model, eps=3.0, prepare=False, clip_grad=1.0, clip_ratio=1.0, step_size=1e-3), {}, "iteration"),
+        (lambda: DPSGLD(model, eps=3.0, clip_grad=1.0, step_size=1e-6), {}, "each iteration"),
+        (lambda: DPHMC(model, eps=3.0), {"jit_model_args": True}, "jit_model_args"),
+        (lambda: DPHMC(model, eps=3.0, private_args=["y"]), {}, "private"),
+    ],
+)
+def test_what_cannot_be_asked_of_a_table_in_pieces(kernel, options, says):
+    mcmc = MCMC(kernel(), num_warmup=2, num_samples=2, progress_bar=False, **options)
+    with pytest.raises((TypeError, ValueError), match=says):
+        mcmc.run(jax.random.key(0), **arguments(in_pieces(frame())))
+
+
+def test_arrays_beside_columns():
+    table = in_pieces(frame())
+    mcmc = MCMC(DPHMC(model, eps=3.0), num_warmup=2, num_samples=2, progress_bar=False)
+    with pytest.raises(ValueError, match=r"'y' is an array of rows, beside columns of a scan \('X'\)"):
+        mcmc.run(jax.random.key(0), table[["a", "c"]], y=frame()["y"].to_numpy())
+
+
+# -- Units -------------------------------------------------------------------------------------------------------------
+
+
+def persons_with_slopes(X, y=None):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("visits", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ b, 1.0), obs=y)
+
+
+def visits(X, person, num_persons, y=None):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    with numpyro.plate("persons", num_persons):
+        u = numpyro.sample("u", dist.Normal(0, tau))
+    with numpyro.plate("visits", X.shape[0]):
+        numpyro.sample("y", dist.Normal(u[person] + X @ b, 1.0), obs=y)
+
+
+def table_of_visits(persons=400):
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, 5, persons)
+    person = np.repeat(np.arange(persons), sizes)
+    table = frame(len(person)).append_column("who", pa.array([f"p{k:04d}" for k in person]))
+    return table, person, persons
+
+
+def draws_of_visits(X, person, num_persons, y, **options):
+    kernel = DPHMC(visits, eps=3.0, unit="person", noise_seed=1, **options)
+    mcmc = MCMC(kernel, num_warmup=10, num_samples=10, progress_bar=False)
+    mcmc.run(jax.random.key(0), X, person, num_persons, y=y)
+    return np.asarray(mcmc.get_samples()["b"]), str(mcmc.privacy)
+
+
+def streamed_visits(table, cuts=(), **options):
+    table = in_pieces(table, cuts)
+    who = table.unit("who")
+    return draws_of_visits(table[["a", "c"]], who, who.num_units, table["y"], **options)
+
+
+CUTS = (1, 2, 3, 4, 5, 6, 7, 100, 101, 500)
+
+
+def test_units_may_begin_and_end_in_any_piece():
+    def found(cuts):
+        kernel = DPHMC(persons_with_slopes, eps=3.0, unit="who", noise_seed=1)
+        return draws(in_pieces(table_of_visits()[0], cuts), kernel=kernel), str(kernel.privacy)
+
+    (whole, report), (cut, _) = found(()), found(CUTS)
+    np.testing.assert_array_equal(cut, whole)
+    np.testing.assert_allclose(whole.mean(0), [1.0, -0.5], atol=0.5)
+    assert "one unit 'who' with all of its rows (400 units, with up to 4 rows each)" in " ".join(report.split())
+
+
+@pytest.mark.nightly
+def test_latents_of_units_that_begin_and_end_in_any_piece():
+    (whole, _), (cut, _) = (streamed_visits(table_of_visits()[0], cuts) for cuts in ((), CUTS))
+    np.testing.assert_array_equal(cut, whole)
+
+
+def test_rows_of_units_are_those_of_the_table_in_memory(monkeypatch):
+    """Each unit's rows, in their order, and which of its places are rows."""
+    monkeypatch.setattr("numpyro_dp.tables.groups._ROWS_AT_ONCE", 37)
+    table, person, persons = table_of_visits()
+    opened = in_pieces(table, (3, 4, 50, 333))
+    units = opened.by_unit(opened.unit("who"), None)
+    assert (units.num_rows, units.most_rows, units.num_table_rows) == (persons, 4, len(person))
+    specs = [units.of_units(opened["a"]).spec, units.present.spec, units.of_units(opened.unit("who")).spec]
+    found = [arrays for piece in units._pieces for arrays, _ in piece.read(specs)]
+    values, present, number = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    for k in range(persons):
+        np.testing.assert_array_equal(values[k][present[k]], table["a"].to_numpy()[person == k])
+        assert (number[k] == k).all()
+    ends = [(piece.first, piece.num_rows) for piece in units._pieces]
+    assert sum(rows for _, rows in ends) == persons
+    assert [first for first, _ in ends] == np.cumsum([0, *(rows for _, rows in ends)])[:-1].tolist()
+
+
+@pytest.mark.nightly
+def test_a_private_number_of_rows_per_unit():
+    """The same numbers as in memory: places are private, so nothing goes by them."""
+    table, person, persons = table_of_visits()
+    streamed, _ = streamed_visits(table, (77,), max_rows_per_unit=2)
+    X = np.stack([table["a"], table["c"]], 1)
+    in_memory, _ = draws_of_visits(X, person, persons, table["y"].to_numpy(), max_rows_per_unit=2)
+    np.testing.assert_allclose(streamed, in_memory, rtol=1e-4)
+
+
+def test_a_row_of_a_unit_with_a_missing_value_counts_for_nothing():
+    table, *_ = table_of_visits(3)
+    values = pa.array([None, *table["a"].to_pylist()[1:]], pa.float32())
+    opened = in_pieces(table.set_column(0, "a", values))
+    units = opened.by_unit(opened.unit("who"), None)
+    ((_, present),) = [arrays for arrays, _ in units._pieces[0].read([opened["a"].spec, units.present.spec])]
+    assert present.sum() == table.num_rows - 1
+    assert not present[0][0]
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        (["a", "b", "a"], "not sorted"),
+        (["a", None, "b"], "some have no value"),
+        (["a", "a", "a"], "nobody to hide among"),
+    ],
+)
+@pytest.mark.parametrize("cuts", [(), (2,)])
+def test_units_that_cannot_be(ids, says, cuts):
+    with pytest.raises(ValueError, match=says):
+        streamed_visits(frame(3).append_column("who", pa.array(ids)), cuts)
+
+
+def test_a_unit_is_named_by_an_argument_or_a_column():
+    table = in_pieces(table_of_visits()[0])
+    with pytest.raises(ValueError, match="unit must be a name"):
+        draws(table, kernel=DPHMC(persons_with_slopes, eps=3.0, unit=np.zeros(table.num_rows, int)))
+    with pytest.raises(KeyError, match="no column 'nobody'"):
+        draws(table, kernel=DPHMC(persons_with_slopes, eps=3.0, unit="nobody"))
+
+
+def test_a_unit_column_without_units_is_refused():
+    """It would be the same for all rows."""
+    table = in_pieces(table_of_visits()[0])
+    with pytest.raises(ValueError, match="says whose a row is, and the kernel was not told"):
+        rows_of(table.unit("who"))
+
+
+def test_pandas_is_read_with_its_missing_values():
+    table = scan(pd.DataFrame({"x": [1.0, np.nan], "k": pd.array([1, None], "Int64")}))
+    assert rows_of(table["k"])[1].tolist() == [True, False]
+    assert rows_of(table["x"].is_missing())[0].tolist() == [False, True]
