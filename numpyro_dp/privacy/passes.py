@@ -15,7 +15,7 @@ pieces is trusted with the rows, and so is the way between.
 Rows lie in blocks by their numbers in the table, wherever pieces begin and end. A row's value is computed in the same
 place of the same program, whatever rows surround it.
 
-Proof: docs/proofs/clipping.md.
+Proof: docs/proofs/passes.md.
 """
 
 import dataclasses
@@ -65,6 +65,9 @@ class Part(NamedTuple):
     first: int
     num_rows: int
     totals: tuple[np.ndarray, ...]
+
+    def __repr__(self) -> str:  # engines write what they print into logs
+        return f"Part({self.first}, {self.num_rows})"
 
 
 class StreamedTable(ABC):

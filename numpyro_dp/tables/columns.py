@@ -107,7 +107,7 @@ def _numbers(column: Any, spec: ColumnSpec) -> tuple[np.ndarray, np.ndarray | No
     if column.null_count:
         column = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
     with np.errstate(all="ignore"):  # what is too large for the dtype is not told
-        values = column.to_numpy(zero_copy_only=False).astype(spec.dtype)
+        values = column.to_numpy(zero_copy_only=False).astype(spec.dtype, copy=missing is not None)
     return values, missing
 
 

@@ -3,6 +3,7 @@
 An engine is anything with a method ``run(task, pieces)`` that gives ``task(piece)`` of each piece, in any order.
 """
 
+import contextlib
 import itertools
 import os
 import pickle
@@ -23,6 +24,13 @@ class Engine(Protocol):
 
     def run(self, task: Task, pieces: Sequence[Piece]) -> Iterable[Part]:
         """``task(piece)`` of each piece, in any order."""
+
+
+class EngineLostError(RuntimeError):
+    """Who was to read the table is gone. Nothing more is released; what was charged stays charged."""
+
+
+_LOST = "Nothing more is released; what was charged stays charged, as the budget's file says if there is one"
 
 
 class Threads:
@@ -80,7 +88,7 @@ class DaskWorkers:
         self.client = client
 
     def run(self, task: Task, pieces: Sequence[Piece]) -> Iterator[Part]:
-        from distributed import as_completed
+        from distributed import CancelledError, KilledWorker, as_completed
 
         name = f"pass-{uuid.uuid4().hex}"
         # Not scattered: what a dead worker held would be lost, and Dask makes anew what it has a recipe for.
@@ -92,8 +100,11 @@ class DaskWorkers:
         try:
             for future in as_completed(futures):
                 yield future.result()
+        except (CancelledError, KilledWorker, OSError, TimeoutError) as error:
+            raise EngineLostError(f"Dask stopped in the middle of a pass ({type(error).__name__}). {_LOST}") from error
         finally:
-            self.client.cancel([*futures, sent])
+            with contextlib.suppress(Exception):  # whose scheduler is gone
+                self.client.cancel([*futures, sent])
 
     def __repr__(self) -> str:
         return "Dask"

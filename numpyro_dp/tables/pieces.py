@@ -25,6 +25,9 @@ class Rows(ABC):
     first: int
     num_rows: int
 
+    def __repr__(self) -> str:  # engines write what they print into logs: no row may be in it
+        return f"{type(self).__name__} of {self.num_rows} rows from {self.first}"
+
     @abstractmethod
     def batches(self, columns: Sequence[ColumnSpec]) -> Iterator[Any]:
         """In order, of Arrow's columns those that are needed."""
@@ -34,7 +37,7 @@ class Rows(ABC):
             yield decode(table, columns)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class FilePiece(Rows):
     """Rows of one file.
 
@@ -63,7 +66,7 @@ class FilePiece(Rows):
             ) from None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class FramePiece(Rows):
     """Rows of a table of PyArrow's that is in memory."""
 
@@ -76,7 +79,7 @@ class FramePiece(Rows):
         yield from self.table.select(names).to_batches(max_chunksize=_READ_ROWS)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class DaskPartition(Rows):
     """A partition of a Dask data frame.
 
@@ -102,7 +105,7 @@ class DaskPartition(Rows):
         yield from table.to_batches(max_chunksize=_READ_ROWS)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class SparkPartition(Rows):
     """A partition of a Spark data frame.
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import dask.dataframe as dd
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +16,8 @@ from distributed import Client, LocalCluster
 from helpers.addresses import reserved_address
 from helpers.tables import draws, draws_of_the_whole, frame, in_pieces, scan, write
 
-from numpyro_dp.tables.engines import DaskWorkers, SparkJobs, Threads, engine_of
+from numpyro_dp.privacy.passes import Part
+from numpyro_dp.tables.engines import DaskWorkers, EngineLostError, SparkJobs, Threads, engine_of
 
 WORKER = Path(__file__).parents[1] / "helpers" / "processes_worker.py"
 # Other processes compile programs as users have them. Warnings are of libraries, about themselves.
@@ -66,6 +66,8 @@ def test_dask_reads_files_and_a_worker_dies(tmp_path, cluster, whole, monkeypatc
 
 @pytest.mark.nightly
 def test_dask_frames(cluster, tmp_path, whole):
+    from dask import dataframe as dd
+
     client, _ = cluster
     data = dd.read_parquet(write(tmp_path, (1000, 1500)))
     table = scan(data, engine=client)
@@ -103,6 +105,32 @@ def test_two_processes_of_jax(tmp_path, whole):
     (left,) = re.findall(r"left (.*)", outputs[1][0])
     assert 0.5 < float(left) < 3.0
     np.testing.assert_array_equal(np.load(tmp_path / "found.npy"), whole)
+
+
+def test_a_lost_scheduler_is_said(tmp_path, monkeypatch):
+    options = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    with LocalCluster(**options) as found, Client(found, timeout=5) as client:
+        table = scan(write(tmp_path), engine=client)
+        run, passes = DaskWorkers.run, []
+
+        def losing(self, task, pieces):
+            passes.append(task)
+            if len(passes) == 2:
+                client.cluster.sync(client.cluster.scheduler.close)
+            return run(self, task, pieces)
+
+        monkeypatch.setattr(DaskWorkers, "run", losing)
+        with pytest.raises(EngineLostError, match="what was charged stays charged"):
+            draws(table)
+
+
+def test_what_engines_print_holds_no_row():
+    """Dask logs the arguments of what fails."""
+    table = in_pieces(frame())
+    (piece,) = table._pieces
+    part = Part(0, 3, (np.array([123456789]),))
+    assert repr(piece) == "FramePiece of 3000 rows from 0"
+    assert "123456789" not in repr(part)
 
 
 def test_threads_stop_where_one_fails():
