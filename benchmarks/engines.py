@@ -2,8 +2,8 @@
 
     python benchmarks/engines.py [--engines files dask spark jax] [--times 1000] [--folder build/rand]
 
-The table is that of the RAND Health Insurance Experiment, repeated so many times with new persons; the unit is a person
-with all of their years. With noise from a seed, so that engines can be compared: not for a table that must be protected.
+The table is that of the RAND Health Insurance Experiment, repeated so many times with new persons; the unit is a
+person with all of their years. With noise from a seed, so that engines can be compared: not for a table that must be protected.
 """
 
 import argparse
@@ -74,9 +74,10 @@ def fit(table: Table, name: str) -> None:
     Table.run_on = run_on  # type: ignore[method-assign]
     draws = np.asarray(mcmc.get_samples()["b"])
     digest = hashlib.sha256(draws.tobytes()).hexdigest()[:12]
+    size = f"{len(table):,} rows, {table.unit('person').num_units:,} persons"
     print(
-        f"{name:8}{len(table):,} rows, {table.unit('person').num_units:,} persons: {seconds:.0f} s, {len(passes)} passes "
-        f"of {statistics.median(passes):.2f} s; b = {np.round(draws.mean(0), 4).tolist()}, draws {digest}",
+        f"{name:8}{size}: {seconds:.0f} s, {len(passes)} passes of "
+        f"{statistics.median(passes):.2f} s; b = {np.round(draws.mean(0), 4).tolist()}, draws {digest}",
         flush=True,
     )
 
