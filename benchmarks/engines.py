@@ -3,7 +3,8 @@
     python benchmarks/engines.py [--engines files dask spark jax] [--times 1000] [--folder build/rand]
 
 The table is that of the RAND Health Insurance Experiment, repeated so many times with new persons; the unit is a
-person with all of their years. With noise from a seed, so that engines can be compared: not for a table that must be protected.
+person with all of their years. With noise from a seed, so that engines can be compared: not for a table that must be
+protected.
 """
 
 import argparse

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
-from numpyro_dp.model.arguments import argument_problems, name_leaves
+from numpyro_dp.model.arguments import argument_problems, is_streamed, name_leaves
 from numpyro_dp.model.outside import iterator_problems, read_outside
 from numpyro_dp.model.tracing import array_constants, print_problems
 from numpyro_dp.privacy.budget import PrivacyBudget
@@ -24,6 +24,7 @@ from numpyro_dp.privacy.isolation import describe_hazard, hazards
 from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError, Request, Wanted, plan_for_budget
 from numpyro_dp.privacy.mechanisms import NEIGHBORING_RELATIONS, Gaussian, size_is_public
 from numpyro_dp.privacy.noise import NoiseSource
+from numpyro_dp.privacy.passes import table_of
 from numpyro_dp.privacy.release import RowSum, Vault
 
 SMALLEST_BOUND = 1e-30
@@ -80,7 +81,8 @@ def release_sum(
 
     :param per_row: JAX function of one row of each array, without the leading axis; gives a number or shape (k,). NaN
         counts as 0.
-    :param rows: a NumPy or JAX array, or a tuple of them, with the n rows on the leading axis. What `per_row` closes
+    :param rows: a NumPy or JAX array, or a tuple of them, with the n rows on the leading axis; or columns of a
+        `numpyro_dp.scan`. What `per_row` closes
         over is public, also a mean of the table that was computed outside.
     :param bound: largest norm of one row's contribution that is counted in full. From what is public.
     :param eps, delta: the price; delta is ``0.1 / n`` by default under replace-one.
@@ -118,13 +120,15 @@ def release_sum(
     return NoisySum(np.asarray(value), float(scale), bound, plan.eps, plan.delta, neighboring_relation)
 
 
-def _as_arrays(per_row: Callable, rows: tuple, relation: str) -> tuple[jax.Array, ...]:
+def _as_arrays(per_row: Callable, rows: tuple, relation: str) -> tuple[Any, ...]:
     """
     :raises ValueError: naming an argument of `per_row` that is no array of numbers on this machine. It quotes no value.
     """
     for k, array in enumerate(rows):
         if isinstance(array, jax.core.Tracer):
             raise ValueError("release_sum cannot be called within jit, grad or vmap: noise is drawn on the host")
+        if is_streamed(array):
+            continue
         if not isinstance(array, np.ndarray | jax.Array) or array.ndim == 0:
             raise ValueError(f"rows[{k}] must be a NumPy or JAX array with the rows on its first axis")
         if isinstance(array, jax.Array) and not array.is_fully_addressable:
@@ -139,7 +143,7 @@ def _as_arrays(per_row: Callable, rows: tuple, relation: str) -> tuple[jax.Array
     if not rows or len({array.shape[0] for array in rows}) > 1:
         raise ValueError("the arrays in `rows` must have the same first axis, that of the rows")
     with np.errstate(all="ignore"):  # NumPy would warn of a value that is too large for single precision
-        return tuple(jnp.asarray(array) for array in rows)
+        return rows if table_of(rows) is not None else tuple(jnp.asarray(array) for array in rows)
 
 
 def _check(bound: float, eps: float, delta: float | None, relation: str, num_rows: int) -> float:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from helpers.tables import N, arguments, draws, draws_of_the_whole, frame, in_pieces, model, write
 
-from numpyro_dp import DPHMC, DPSGLD, MCMC, PrivacyBudget, TableChangedError, scan, to_arviz
+from numpyro_dp import DPHMC, DPSGLD, MCMC, PrivacyBudget, TableChangedError, release_sum, scan, to_arviz
 from numpyro_dp.tables import pieces as pieces_module
 from numpyro_dp.tables import scan as scan_module
 
@@ -294,6 +294,14 @@ def test_arrays_beside_columns():
     mcmc = MCMC(DPHMC(model, eps=3.0), num_warmup=2, num_samples=2, progress_bar=False)
     with pytest.raises(ValueError, match=r"'y' is an array of rows, beside columns of a scan \('X'\)"):
         mcmc.run(jax.random.key(0), table[["a", "c"]], y=frame()["y"].to_numpy())
+
+
+def test_one_more_sum():
+    table, y = in_pieces(frame(), (7,)), frame()["y"].to_numpy()
+    found = release_sum(lambda y, X: (y > 0) + 0.0 * X[0], (table["y"], table[["a", "c"]]), bound=1.0, eps=1.0)
+    assert abs(found.value - (y > 0).sum()) < 8 * found.noise_sd
+    with pytest.raises(ValueError, match="1 array"):
+        release_sum(lambda y, x: y, (table["y"], y), bound=1.0, eps=1.0)
 
 
 # -- Units -------------------------------------------------------------------------------------------------------------
