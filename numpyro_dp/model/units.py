@@ -17,8 +17,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 
-from numpyro_dp.model.arguments import is_streamed, name_leaves
+from numpyro_dp.model.arguments import is_streamed, name_leaves, placeholder_rows
 from numpyro_dp.model.latents import Parts, integrated
 from numpyro_dp.model.separable import SeparableModel, split_words
 from numpyro_dp.privacy.passes import StreamedColumn, StreamedUnits
@@ -220,8 +221,30 @@ def _streamed_column(separated: SeparableModel, unit: Any, args: tuple, kwargs: 
     return streamed[unit] if unit in streamed else next(iter(streamed.values())).table.unit(unit)
 
 
+def _require_unused(separated: SeparableModel, unit: str, args: tuple, kwargs: dict) -> None:
+    """Refuse a model that uses the number of a row's unit where that is private: it would go by other units' rows."""
+    names = [argument.name for argument in separated.private_arguments()]
+    if unit not in names:
+        return
+    rows = placeholder_rows(separated.arguments)
+    z = jax.eval_shape(separated.ravel, separated.prototype)
+    closed = jax.make_jaxpr(separated.row_log_density(args, kwargs))(z, rows)
+    _, used = dce_jaxpr(closed.jaxpr, [True])
+    if used[1 + names.index(unit)]:
+        raise ValueError(
+            f"with max_rows_per_unit it is private which rows are whose, and the model uses {unit!r} otherwise than to "
+            "pick a latent of its unit. Units have no public numbers then: pass what the model needs as a column"
+        )
+
+
 def _group_streamed(
-    separated: SeparableModel, unit: Any, column: StreamedColumn, most_rows: int | None, are_counted: bool
+    separated: SeparableModel,
+    unit: Any,
+    column: StreamedColumn,
+    most_rows: int | None,
+    are_counted: bool,
+    args: tuple,
+    kwargs: dict,
 ) -> UnitModel:
     table = column.table.by_unit(column, most_rows)
     units, most = table.num_rows, table.most_rows
@@ -236,6 +259,8 @@ def _group_streamed(
             raise ValueError(
                 f"unit={unit!r} has {units} units, and plate '{plate}' has {size} members: give it as many"
             )
+    if most_rows is not None:
+        _require_unused(separated, unit, args, kwargs)
     fields = {field.name: getattr(separated, field.name) for field in dataclasses.fields(SeparableModel)}
     fields |= {"num_rows": units, "row_model": separated}
     identity = table.identity if most_rows is None else f"private {unit!r}, up to {most} rows"
@@ -270,7 +295,7 @@ def group_rows(
     """
     column = _streamed_column(separated, unit, args, kwargs)
     if column is not None:
-        return _group_streamed(separated, unit, column, max_rows_per_unit, are_counted)
+        return _group_streamed(separated, unit, column, max_rows_per_unit, are_counted, args, kwargs)
     if max_rows_per_unit is not None:
         _require_private(separated, unit, args, kwargs)
     ids = _values(separated, unit, args, kwargs, has_public_size=max_rows_per_unit is None)

@@ -339,18 +339,18 @@ def _add_up(parts: Iterable[Part], num_rows: int) -> list[np.ndarray] | None:
     totals: list[np.ndarray] | None = None
     places: dict[int, int] = {}
     for part in parts:
-        if part.first in places:
-            raise RuntimeError("a piece of the table came back twice: nothing is released")
+        if part.first in places or part.num_rows < 1:
+            raise RuntimeError("a piece of the table came back twice, or without rows: nothing is released")
         places[part.first] = part.num_rows
         found = [np.asarray(x, np.int64) for x in part.totals]
         totals = found if totals is None else [a + b for a, b in zip(totals, found, strict=True)]
     end = 0
     for first in sorted(places):
         if first != end:
-            break
+            raise RuntimeError("pieces of the table came back that do not follow one another: nothing is released")
         end += places[first]
     if end != num_rows:
-        raise RuntimeError(f"pieces of the table are missing: {sum(places.values())} of {num_rows} rows came back")
+        raise RuntimeError(f"pieces of the table are missing: {end} of {num_rows} rows came back")
     return totals
 
 

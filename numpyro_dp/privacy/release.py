@@ -288,7 +288,8 @@ class Vault:
 
     def _settings(self) -> tuple:
         numbers = self._relation, self._private, self._rows_per_unit, self._places, self._batches, self._at_hand
-        return (*numbers, id(self._owners), self._layout, id(self._table))
+        columns = () if self._table is None else tuple((row.spec, row.shape, str(row.dtype)) for row in self._rows)
+        return (*numbers, id(self._owners), self._layout, id(self._table), columns)
 
     def _of(self, rows: tuple) -> "Vault":
         other = object.__new__(Vault)
@@ -373,6 +374,8 @@ class Vault:
     def keep(self, query: RowSum) -> KeptSum:
         """Compute a sum over all rows now, for several releases. Each row is rounded by itself."""
         self._require_all_rows()
+        if self._table is not None:
+            raise TypeError("of a table that is read in pieces no sum is kept: a program would hold it")
         with self._aside(), self._once():
             return KeptSum(self._row_sum(query, None, by_blocks=False), self._settings(), self._ledger)
 
@@ -647,7 +650,8 @@ def _stage_by_stage(inner: Callable[..., T], rows: tuple, static: Sequence[int])
     def run(_: tuple, *args: Any) -> T:
         key = [args[k] if k in static else jax.tree.map(_abstract, args[k]) for k in range(len(args))]
         leaves, tree = jax.tree.flatten([x for k, x in enumerate(key) if k not in static])
-        signature = (tree, *leaves, *(args[k] for k in static), jax.config.jax_enable_x64)
+        of_static = [(type(args[k]), args[k]) for k in static]
+        signature = (tree, *leaves, *of_static, jax.config.jax_enable_x64)
         if signature not in traced:
             traced[signature] = trace_program(lambda *args: inner(rows, *args), *key, static=static)
         closed, shapes = traced[signature]

@@ -106,9 +106,14 @@ def _numbers(column: Any, spec: ColumnSpec) -> tuple[np.ndarray, np.ndarray | No
     missing = _missing(column, of_nan=spec.fill is not None)
     if column.null_count:
         column = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
+    values = column.to_numpy(zero_copy_only=False)
     with np.errstate(all="ignore"):  # what is too large for the dtype is not told
-        values = column.to_numpy(zero_copy_only=False).astype(spec.dtype, copy=missing is not None)
-    return values, missing
+        found = values.astype(spec.dtype, copy=missing is not None)
+    if values.dtype.kind in "iu" and found.dtype.itemsize < values.dtype.itemsize and found.dtype.kind in "iu":
+        too_large = found.astype(values.dtype) != values
+        if too_large.any():
+            missing = too_large if missing is None else missing | too_large
+    return found, missing
 
 
 def _levels(column: Any, spec: ColumnSpec) -> tuple[np.ndarray, np.ndarray | None]:

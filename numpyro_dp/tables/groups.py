@@ -32,7 +32,9 @@ class UnitTable(StreamedUnits):
         self.most_rows = found.most_rows if most_rows is None else most_rows
         self.num_table_rows = table.num_rows
         self.identity = found.identity
-        self._pieces = [dataclasses.replace(piece, name=name, most_rows=self.most_rows) for piece in found.pieces]
+        # Where it is private which rows are whose, one unit's number would tell of the others.
+        options: dict[str, Any] = {"name": name, "most_rows": self.most_rows, "are_numbered": most_rows is None}
+        self._pieces = [dataclasses.replace(piece, **options) for piece in found.pieces]
 
     @property
     def num_rows(self) -> int:
@@ -43,7 +45,12 @@ class UnitTable(StreamedUnits):
         return self._table.progress_bar
 
     def of_units(self, column: StreamedColumn) -> StreamedColumn:
-        """The same column with an axis of units, and behind it one of a unit's rows."""
+        """The same column with an axis of units, and behind it one of a unit's rows.
+
+        :raises ValueError: if it is of another table.
+        """
+        if column.table is not self._table:
+            raise ValueError("all private arguments must be columns of one and the same `numpyro_dp.scan`")
         return StreamedColumn(self, (self.most_rows, *column.shape[1:]), column.dtype, column.spec)
 
     @property
@@ -65,6 +72,7 @@ class UnitPiece:
     :ivar rows: that piece, and those behind it as far as the last of the units reaches.
     :ivar skip, take: which of their rows are these units'.
     :ivar name: of the unit's column.
+    :ivar are_numbered: whether units have numbers; else each is 0.
     """
 
     rows: tuple[Rows, ...]
@@ -74,6 +82,7 @@ class UnitPiece:
     num_rows: int
     name: str = ""
     most_rows: int = 0
+    are_numbered: bool = True
 
     @property
     def needs(self) -> list[Any]:
@@ -86,7 +95,8 @@ class UnitPiece:
         return dataclasses.replace(self, rows=rows)
 
     def read(self, columns: Sequence[ColumnSpec]) -> Iterator[tuple[tuple[np.ndarray, ...], np.ndarray]]:
-        wanted = [column for column in columns if column.kind not in (_PRESENT.kind, UNIT)]
+        own = _column(self.name)
+        wanted = [column for column in columns if column not in (_PRESENT, own)]
         done = 0
         for table, sizes in self._whole_units(wanted):
             arrays, counts = decode(table, wanted)
@@ -96,10 +106,11 @@ class UnitPiece:
             index = first[:, None] + np.where(present, place, 0)
             supply = iter([array[index] for array in arrays])
             present &= counts[index]
-            numbers = np.broadcast_to(self.first + done + np.arange(len(sizes))[:, None], index.shape).astype(np.int32)
+            number = (self.first + done + np.arange(len(sizes))) * self.are_numbered
+            numbers = np.broadcast_to(number[:, None], index.shape).astype(np.int32)
             done += len(sizes)
-            known = {_PRESENT.kind: present, UNIT: numbers}
-            yield tuple(known[c.kind] if c.kind in known else next(supply) for c in columns), np.ones(len(sizes), bool)
+            known = {_PRESENT: present, own: numbers}
+            yield tuple(known[c] if c in known else next(supply) for c in columns), np.ones(len(sizes), bool)
 
     def _whole_units(self, columns: Sequence[ColumnSpec]) -> Iterator[tuple[Any, np.ndarray]]:
         """Rows of some units at a time, and how many each has."""
@@ -164,7 +175,7 @@ class Units(NamedTuple):
 class Runs(NamedTuple):
     """Runs of equal ids in a piece.
 
-    :ivar first_id, last_id: of its first and last row.
+    :ivar first_id, last_id: of its first and last row; arrays of Arrow's, of one id.
     :ivar num_runs: how many there are.
     :ivar first_rows, last_rows, most_rows: of the first run, of the last, and of the longest.
     :ivar starts: `_mixed` of where all but the first of them begin.
@@ -182,6 +193,9 @@ class Runs(NamedTuple):
     starts: tuple[int, ...]
     is_sorted: bool
     has_missing: bool
+
+    def __repr__(self) -> str:  # engines write what they print into logs
+        return f"Runs({self.first}, {self.num_rows})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,8 +218,8 @@ class FindRuns:
         return Runs(
             piece.first,
             len(ids),
-            ids[0].as_py(),
-            ids[-1].as_py(),
+            ids.slice(0, 1),
+            ids.slice(len(ids) - 1),
             len(sizes),
             int(sizes[0]),
             int(sizes[-1]),
@@ -225,12 +239,12 @@ def find_units(pieces: Sequence[Rows], found: Iterable[Runs], name: str) -> Unit
     runs = sorted(found, key=lambda r: r.first)
     if any(r.has_missing for r in runs):
         raise ValueError(f"column {name!r} says whose a row is, and some have no value: leave these rows out")
-    if not all(r.is_sorted for r in runs) or any(b.first_id < a.last_id for a, b in itertools.pairwise(runs)):
+    if not all(r.is_sorted for r in runs) or any(_is("less", b, a) for a, b in itertools.pairwise(runs)):
         raise ValueError(
             f"the rows of a unit must follow one another, and column {name!r} is not sorted: sort the files by it, in "
             "the order of their names"
         )
-    goes_on = [False, *(b.first_id == a.last_id for a, b in itertools.pairwise(runs))]
+    goes_on = [False, *(_is("equal", b, a) for a, b in itertools.pairwise(runs))]
     mixed, most, longest, number = [0, 0], 0, 0, 0
     units: list[UnitPiece] = []
     for k, (piece, own) in enumerate(zip(pieces, runs, strict=True)):
@@ -254,6 +268,21 @@ def find_units(pieces: Sequence[Rows], found: Iterable[Runs], name: str) -> Unit
         number += begins
     identity = hashlib.sha256(repr((number, most, sum(r.num_rows for r in runs), mixed)).encode()).hexdigest()
     return Units(number, most, identity, units)
+
+
+def _is(what: str, later: Runs, earlier: Runs) -> bool:
+    """How the first id of a piece compares with the last one of the piece before."""
+    return bool(getattr(arrow().compute, what)(later.first_id, earlier.last_id)[0].as_py())
+
+
+def require_id_type(name: str, kind: Any) -> None:
+    """
+    :raises ValueError: if equal ids could not be found equal, as NaN.
+    """
+    types = arrow().types
+    allowed = ("integer", "string", "large_string", "date", "timestamp", "boolean", "decimal", "binary")
+    if not any(getattr(types, f"is_{one}")(kind) for one in allowed):
+        raise ValueError(f"column {name!r} holds {kind}: whose a row is, say by whole numbers, texts or dates")
 
 
 def _mixed(places: np.ndarray) -> tuple[int, ...]:

@@ -84,11 +84,13 @@ class DaskPartition(Rows):
     """A partition of a Dask data frame.
 
     :ivar part: how Dask makes it; then what it has made.
+    :ivar schema: of the table.
     """
 
     part: Any
     first: int
     num_rows: int
+    schema: Any = None
 
     @property
     def needs(self) -> list[Any]:
@@ -101,7 +103,15 @@ class DaskPartition(Rows):
 
     def batches(self, columns: Sequence[ColumnSpec]) -> Iterator[Any]:
         names = sorted({name for column in columns for name in column.names})
-        table = arrow().Table.from_pandas(self.part[names], preserve_index=False)
+        pa = arrow()
+        schema = pa.schema([self.schema.field(name) for name in names])
+        try:
+            table = pa.Table.from_pandas(self.part[names], schema=schema, preserve_index=False, safe=False)
+        except Exception as error:
+            raise TableChangedError(
+                f"a partition has other values in the columns {', '.join(names)} than the first one "
+                f"({type(error).__name__})"
+            ) from None
         yield from table.to_batches(max_chunksize=_READ_ROWS)
 
 

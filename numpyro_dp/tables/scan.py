@@ -1,6 +1,9 @@
 """`scan`: a table that is read from files, or from a frame, in each pass, and never as a whole."""
 
+import collections
 import contextlib
+import dataclasses
+import datetime
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +16,7 @@ from tqdm.auto import tqdm
 from numpyro_dp.privacy.passes import MOST_ROWS, Part, StreamedColumn, StreamedTable, Task
 from numpyro_dp.tables.columns import DAYS, LEVELS, MISSING, NUMBERS, UNIT, ColumnSpec, arrow, numbers_of
 from numpyro_dp.tables.engines import Engine, SparkFrame, engine_of
-from numpyro_dp.tables.groups import FindRuns, Units, UnitTable, find_units
+from numpyro_dp.tables.groups import FindRuns, Units, UnitTable, find_units, require_id_type
 from numpyro_dp.tables.pieces import (
     PIECE_ROWS,
     DaskPartition,
@@ -59,9 +62,9 @@ class Column(StreamedColumn):
         return self.table._column(ColumnSpec(self.spec.names, MISSING, "bool"))
 
     def days_since(self, origin: str) -> "Column":
-        """Days from a date, as `2020-01-31`, to that of each row."""
+        """Days from a date, as `2020-01-31`, to that of each row; of times with a zone, in UTC."""
         self._require_one("days_since")
-        np.datetime64(origin)
+        datetime.datetime.fromisoformat(origin)
         dtype = np.dtype(jnp.result_type(float)).name
         return self.table._column(ColumnSpec(self.spec.names, DAYS, dtype, origin=origin))
 
@@ -157,6 +160,7 @@ class Table(StreamedTable):
         """
         if name not in self._schema.names:
             raise KeyError(f"no column {name!r}; there are {', '.join(self._schema.names)}")
+        require_id_type(name, self.type_of(name))
         return self._column(ColumnSpec((name,), UNIT, "int32"))
 
     def by_unit(self, unit: StreamedColumn, most_rows: int | None) -> UnitTable:
@@ -164,6 +168,9 @@ class Table(StreamedTable):
         if len(unit.spec.names) != 1:
             raise ValueError(f"a unit is told by one column, got {', '.join(unit.spec.names)}")
         (name,) = unit.spec.names
+        require_id_type(name, self.type_of(name))
+        if isinstance(self.engine, SparkFrame):
+            raise ValueError("units of a Spark frame may lie in several of its partitions: scan the files instead")
         if name not in self._units:
             self._units[name] = find_units(self._pieces, self.run_on(FindRuns(name), self._pieces), name)
         return UnitTable(self, name, self._units[name], most_rows)
@@ -201,6 +208,12 @@ class _Other:
     def is_missing(self) -> Column:
         return self._column().is_missing()
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        numbers_of([self._name], [self._kind], False)  # which says what to do
+        raise AttributeError(name)
+
 
 def scan(source: Any, *, engine: Any = None, format: str | None = None) -> Table:
     """Open a table that is read in pieces, in each pass anew.
@@ -211,11 +224,11 @@ def scan(source: Any, *, engine: Any = None, format: str | None = None) -> Table
         mcmc = MCMC(DPHMC(model, eps=1.0), num_warmup=500, num_samples=1000)
         mcmc.run(jax.random.key(0), X=table[["age", "dose"]], y=table["events"])
 
-    Rows have the order of the files' names, and in a file that of the file: the same rows in the same order give the
-    same released numbers, bit by bit, whatever the files, the pieces and the engine, if the noise is the same.
+    Files are read in the order of their names, or of the list that they are in. The same rows in the same order give
+    the same released numbers, bit by bit, whatever the files, the pieces and the engine, if the noise is the same.
 
     A row with a missing value (a null) in a column that the model uses says nothing, as a row of NaN does; use it by
-    `Column.fill` and `Column.is_missing`. Nothing about a row is ever an error.
+    `Column.fill` and `Column.is_missing`.
 
     :param source: Parquet, Arrow or CSV files: a path, a folder, a pattern or a list of these, where `pyarrow.dataset`
         finds them; a data frame of pandas, Polars or any other library that speaks Arrow; a `pyarrow.Table` or dataset;
@@ -223,13 +236,14 @@ def scan(source: Any, *, engine: Any = None, format: str | None = None) -> Table
     :param engine: what reads it: None for threads of this process, a Dask client, a Spark session, or an object with
         ``run(task, pieces)``.
     :param format: of files, if their names do not say: "parquet", "arrow" or "csv".
-    :raises ValueError: if files have different columns.
+    :raises ValueError: if files have different columns, or one is there twice.
     """
     pa = arrow()
     runs = engine_of(engine)
     if isinstance(source, str | os.PathLike | list | tuple):
         source = _dataset(source, format)
     if isinstance(source, pa.dataset.FileSystemDataset):
+        _require_each_once(source)
         files = _Files(source)
         return Table(_pieces_of_files(source), source.schema, runs, files)
     kind = type(source).__module__.partition(".")[0]
@@ -245,7 +259,9 @@ def scan(source: Any, *, engine: Any = None, format: str | None = None) -> Table
                 "a table is files, a data frame that speaks Arrow, or a dataset of PyArrow's, got "
                 f"{type(source).__name__}"
             ) from None
-    source = source.unify_dictionaries()
+    views = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
+    fields = [field.with_type(views.get(str(field.type), field.type)) for field in source.schema]
+    source = source.cast(pa.schema(fields)).unify_dictionaries()
     starts = range(0, source.num_rows, PIECE_ROWS)
     slices = [source.slice(start, PIECE_ROWS) for start in starts]
     pieces = [FramePiece(part, start, part.num_rows) for start, part in zip(starts, slices, strict=True)]
@@ -259,8 +275,9 @@ def _dask_table(frame: Any, client: Any) -> Table:
     firsts = np.cumsum([0, *sizes])
     parts = zip(frame.to_delayed(), firsts, sizes, strict=False)
     pieces = [DaskPartition(part, int(first), size) for part, first, size in parts if size]
-    schema = arrow().Schema.from_pandas(frame.partitions[0].compute() if len(sizes) else frame.head(0))
-    return Table(pieces, schema.remove_metadata(), engine_of(client or default_client()))
+    schema = arrow().Schema.from_pandas(frame.partitions[0].compute(), preserve_index=False).remove_metadata()
+    pieces = [dataclasses.replace(piece, schema=schema) for piece in pieces]
+    return Table(pieces, schema, engine_of(client or default_client()))
 
 
 def _spark_table(frame: Any) -> Table:
@@ -276,19 +293,20 @@ def _dataset(source: Any, format: str | None) -> Any:
 
     :raises FileNotFoundError: if there is none.
     """
-    pa = arrow()
     given = [os.fspath(path) for path in (source if isinstance(source, list | tuple) else [source])]
+    if any("://" in path for path in given):
+        if len(given) > 1:
+            raise ValueError("of a store elsewhere, give one folder or file: 's3://bucket/visits/'")
+        return _opened(given[0], format or _FORMATS.get(os.path.splitext(given[0])[1].lower(), "parquet"))
     paths: list[str] = []
     for path in given:
-        if "://" in path:
-            paths.append(path)
-        elif os.path.isdir(path):
-            found = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
-            paths += sorted(name for name in found if not os.path.basename(name).startswith((".", "_")))
-        elif any(mark in path for mark in "*?["):
-            paths += sorted(glob.glob(path, recursive=True))
+        if os.path.isdir(path):
+            paths += sorted(_files_in(path))
+        elif not os.path.exists(path) and any(mark in path for mark in "*?["):
+            paths += sorted(set(glob.glob(path, recursive=True)))
         else:
             paths.append(path)
+    paths = [path for path in paths if not os.path.isdir(path)]
     if not paths:
         raise FileNotFoundError(f"no files are found by {', '.join(given)}")
     if format is None:
@@ -300,7 +318,37 @@ def _dataset(source: Any, format: str | None) -> Any:
                 "`format=`, or name the files by a pattern, `folder/*.parquet`"
             )
         format = formats.pop()
-    return pa.dataset.dataset(paths if len(paths) > 1 else paths[0], format=format)
+    return _opened(paths if len(paths) > 1 else paths[0], format)
+
+
+def _files_in(folder: str) -> Iterator[str]:
+    """But for those whose names, or whose folders' names, say that they are no data."""
+    for inner, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith((".", "_"))]
+        yield from (os.path.join(inner, name) for name in names if not name.startswith((".", "_")))
+
+
+def _opened(paths: Any, format: str | None) -> Any:
+    """
+    :raises ValueError: if a file is not what it seems. What PyArrow says of it could quote a row.
+    """
+    pa = arrow()
+    try:
+        return pa.dataset.dataset(paths, format=format)
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        some = paths if isinstance(paths, str) else f"{paths[0]} and {len(paths) - 1} more"
+        raise ValueError(f"{some} cannot be read as {format} ({type(error).__name__})") from None
+
+
+def _require_each_once(dataset: Any) -> None:
+    """
+    :raises ValueError: if a file is there twice, by whatever names: its rows would count twice.
+    """
+    names = collections.Counter(os.path.realpath(path) for path in dataset.files)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise ValueError(f"{', '.join(twice[:3])} would be read more than once, so its rows would count more than once")
 
 
 _FORMATS = {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"} | {
@@ -329,7 +377,10 @@ def _parts(fragment: Any) -> Iterable[tuple[Any, int]]:
     """Of a file, with the rows of each: as Parquet has them in groups, some of these together; others as a whole."""
     groups = getattr(fragment, "row_groups", None)
     if groups is None:
-        yield fragment, fragment.count_rows()
+        try:
+            yield fragment, fragment.count_rows()
+        except Exception as error:
+            raise ValueError(f"the rows of {fragment.path!r} cannot be counted ({type(error).__name__})") from None
         return
     held, rows = [], 0
     for group in groups:

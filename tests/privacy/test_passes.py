@@ -165,6 +165,8 @@ BAD = {
     "none": lambda parts: [],
     "in another place": shifted,
     "one more": lambda parts: [*parts, Part(10, 1, parts[0].totals)],
+    "one behind a gap": lambda parts: [*parts, Part(11, 1, parts[0].totals)],
+    "one without rows": lambda parts: [*parts, Part(10, 0, parts[0].totals)],
 }
 
 
@@ -241,6 +243,22 @@ def test_a_program_is_traced_once():
     found = [float(program(vault, given_draw(), jnp.float32(bound))) for bound in (0.5, 1.0, 2.0)]
     np.testing.assert_allclose(found, [2.0, 4.0, 4.0], rtol=1e-5)
     assert len(traced) == 1
+
+
+def test_a_program_is_for_the_columns_that_it_was_made_for():
+    columns = in_pieces(frame(10))
+    one, other = (Vault([columns[name]], neighboring_relation="replace_one") for name in ("a", "c"))
+    program = one.program(lambda vault, draw: vault.ask(draw, RowSum(lambda row: row[0][0], 1.0)).value)
+    for wrong in (other, one.numbered(), Vault([in_pieces(frame(10))["a"]], neighboring_relation="replace_one")):
+        with pytest.raises(TypeError, match="for tables with the settings"):
+            program(wrong, given_draw())
+
+
+def test_no_sum_is_kept():
+    """A program would hold it, exactly."""
+    vault = Vault([table(np.ones(4))["x"]], neighboring_relation="replace_one")
+    with pytest.raises(TypeError, match="no sum is kept"):
+        vault.keep(RowSum(lambda row: row[0][0], 1.0))
 
 
 def test_columns_of_one_table_only():

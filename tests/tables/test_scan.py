@@ -37,7 +37,7 @@ def some(**columns):
     ("values", "dtype"),
     [
         (pa.array([1.5, 2.5], pa.float64()), "float32"),
-        (pa.array([1.5, 2.5], pa.float16()), "float16"),
+        (pa.array(np.array([1.5, 2.5], np.float16)), "float16"),
         (pa.array([1, 2], pa.int64()), "int32"),
         (pa.array([1, 2], pa.int8()), "int8"),
         (pa.array([1, 2], pa.uint8()), "uint8"),
@@ -191,6 +191,39 @@ def test_what_is_no_table(tmp_path):
         scan(frame(3), engine=3)
 
 
+def test_no_file_is_read_twice(tmp_path):
+    """Its rows would count twice, which no clip bounds."""
+    pattern = write(tmp_path)
+    first = str(tmp_path / "0.parquet")
+    (tmp_path / "link.parquet").symlink_to(first)
+    for source in ([first, first], [first, str(tmp_path)], pa.dataset.dataset([first, first]), str(tmp_path), pattern):
+        with pytest.raises(ValueError, match=r"0\.parquet would be read more than once"):
+            scan(source)
+    (tmp_path / "link.parquet").unlink()
+    for hidden in ("_temporary", ".checkpoints"):
+        (tmp_path / hidden).mkdir()
+        pq.write_table(frame(5), tmp_path / hidden / "0.parquet")
+    assert len(scan(str(tmp_path))) == N
+
+
+def test_names_with_marks_of_patterns(tmp_path):
+    pq.write_table(frame(5), tmp_path / "a[1].parquet")
+    assert len(scan(tmp_path / "a[1].parquet")) == 5
+
+
+def test_whole_numbers_that_do_not_fit_count_as_missing():
+    values, counts = rows_of(some(k=pa.array([2**32 + 5, 7, None, -(2**40)]))["k"])
+    assert counts.tolist() == [False, True, False, False]
+    assert values[1] == 7
+
+
+def test_texts_that_nobody_has_named_say_what_to_do():
+    table = some(sex=["m", "f"], a=[1.0, 2.0], y=[0.0, 1.0])
+    mcmc = MCMC(DPHMC(model, eps=3.0), num_warmup=2, num_samples=2, progress_bar=False)
+    with pytest.raises(ValueError, match=r"holds texts.*levels"):
+        mcmc.run(jax.random.key(0), table["sex"], y=table["y"])
+
+
 def test_an_error_quotes_no_value(tmp_path):
     """What PyArrow says of a file that it cannot read may."""
     text = "a,c,y\n" + "1.5,2.5,3.5\n" * 200_000 + "secret,2,3\n"
@@ -200,6 +233,10 @@ def test_an_error_quotes_no_value(tmp_path):
         rows_of(table["a"])
     assert "secret" not in str(found.value)
     assert found.value.__suppress_context__
+    (tmp_path / "bad.csv").write_text("a,c\n1,2\n3,secret,4\n")
+    with pytest.raises(ValueError, match="cannot be read as csv") as found:
+        scan(tmp_path / "bad.csv")
+    assert "secret" not in str(found.value)
 
 
 @pytest.mark.filterwarnings("ignore:a new privacy budget was made")
@@ -401,10 +438,45 @@ def test_a_row_of_a_unit_with_a_missing_value_counts_for_nothing():
     assert not present[0][0]
 
 
+def test_under_a_cap_a_unit_has_no_number():
+    """It would be that of the units before it, of which one may be another in a neighbouring table."""
+    table = in_pieces(table_of_visits(5)[0], (3,))
+    who = table.unit("who")
+    for most_rows, numbers in ((None, range(5)), (2, [0] * 5)):
+        units = table.by_unit(who, most_rows)
+        found = [arrays[0] for piece in units._pieces for arrays, _ in piece.read([who.spec])]
+        assert np.concatenate(found)[:, 0].tolist() == list(numbers)
+
+    def by_number(X, person, y=None):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+        with numpyro.plate("visits", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ b * (person % 2), 1.0), obs=y)
+
+    kernel = DPHMC(by_number, eps=3.0, unit="person", max_rows_per_unit=2)
+    mcmc = MCMC(kernel, num_warmup=2, num_samples=2, progress_bar=False)
+    with pytest.raises(ValueError, match="uses 'person' otherwise than to pick a latent"):
+        mcmc.run(jax.random.key(0), table[["a", "c"]], who, y=table["y"])
+
+
+def test_columns_of_two_tables_with_units():
+    one, other = (in_pieces(table_of_visits()[0]) for _ in range(2))
+    mcmc = MCMC(DPHMC(persons_with_slopes, eps=3.0, unit="who"), num_warmup=2, num_samples=2, progress_bar=False)
+    with pytest.raises(ValueError, match="one and the same"):
+        mcmc.run(jax.random.key(0), one[["a", "c"]], y=other["y"])
+
+
+@pytest.mark.parametrize("ids", [[1.0, float("nan"), 1.0], [[1], [2], [3]]])
+def test_ids_of_which_equal_ones_may_not_be_equal(ids):
+    table = in_pieces(frame(3).append_column("who", pa.array(ids)))
+    with pytest.raises(ValueError, match="whole numbers, texts or dates"):
+        table.unit("who")
+
+
 @pytest.mark.parametrize(
     ("ids", "says"),
     [
         (["a", "b", "a"], "not sorted"),
+        (["b", "b", "a"], "not sorted"),
         (["a", None, "b"], "some have no value"),
         (["a", "a", "a"], "nobody to hide among"),
     ],
@@ -428,6 +500,12 @@ def test_a_unit_column_without_units_is_refused():
     table = in_pieces(table_of_visits()[0])
     with pytest.raises(ValueError, match="says whose a row is, and the kernel was not told"):
         rows_of(table.unit("who"))
+
+
+def test_views_of_texts_are_texts():
+    """As Polars has them."""
+    table = scan(pa.table({"sex": pa.array(["m", "f"]).cast(pa.string_view())}))
+    assert rows_of(table["sex"].levels(["f", "m"]))[0].tolist() == [1, 0]
 
 
 def test_pandas_is_read_with_its_missing_values():
