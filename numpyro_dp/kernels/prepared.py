@@ -297,15 +297,16 @@ class PreparedKernel(DPKernel):
             raise PrivacyBudgetError(_BEGUN)
         if not options.force and plan.num_rows is not None:
             rho, counted = Fund(self.ledger).left, plan.num_rows / self.settings.power_for(separated.num_rows)
-            require_hope(cut.size, counted, rho, options, plan.eps, plan.delta)
+            units = "rows" if separated.of_rows is separated else "units"
+            require_hope(cut.size, counted, rho, options, plan.eps, plan.delta, units)
             if self._has_own_chain:
                 slope = TYPICAL_CLIP * tight_slope(
                     plan.num_rows, separated.num_params, self.settings.power_for(plan.num_rows)
                 )
                 slope /= self.settings.power_for(plan.num_rows)
-                require_draws(self._worth(slope, separated.num_params, plan.num_rows), plan.num_rows, plan.eps)
+                require_draws(self._worth(slope, separated.num_params, plan.num_rows), plan.num_rows, plan.eps, units)
             else:
-                warn_if_blurred(cut.size, counted, rho, options, plan.eps, plan.delta)
+                warn_if_blurred(cut.size, counted, rho, options, plan.eps, plan.delta, units)
         self.ledger.require({RESERVE: 1}, 1, None, "the preparation")
         z_draws = self._prior_draws(separated, args, kwargs)
         of_rows = target()

@@ -53,20 +53,23 @@ def _rounded_up(value: float) -> float:
     return math.ceil(value / unit) * unit
 
 
-def what_would_do(eps: float, delta: float, times_rho: float, num_rows: float) -> str:
+def what_would_do(eps: float, delta: float, times_rho: float, num_rows: float, units: str = "rows") -> str:
     """The eps at which rho is so many times what it is, or at the same eps the number of rows; in words."""
-    rows = f"{_rounded_up(num_rows):,.0f} rows at this eps would do"
+    rows = f"{_rounded_up(num_rows):,.0f} {units} at this eps would do"
     enough = gaussian_eps(delta, times_rho * gaussian_rho(eps, delta)) if math.isfinite(eps) else math.inf
     return f"about eps={_rounded_up(enough):.3g} or {rows}" if enough <= _NO_PRIVACY else f"about {rows}"
 
 
-def require_hope(size: int, num_rows: float, rho: float, options: Preparation, eps: float, delta: float) -> None:
+def require_hope(
+    size: int, num_rows: float, rho: float, options: Preparation, eps: float, delta: float, units: str = "rows"
+) -> None:
     """Refuse a run from which no useful posterior can come, by public numbers only.
 
     :param size: m, coordinates in which the parameters meet the data.
     :param num_rows: n over the power of the likelihood.
     :param rho: the whole budget.
     :param eps, delta: of the run.
+    :param units: what is counted.
     :raises PrivacyBudgetError: if the curvature's noise would drown it; for a walk, if all its steps together would be
         worth less than `MIN_WALK_DRAWS` independent draws.
     """
@@ -74,23 +77,23 @@ def require_hope(size: int, num_rows: float, rho: float, options: Preparation, e
     if curvature > MAX_CURVATURE_NOISE:
         factor = curvature / MAX_CURVATURE_NOISE  # which falls as the root of rho, and as n
         raise PrivacyBudgetError(
-            f"eps={eps:g} with {num_rows:.6g} rows cannot give a posterior of the {size} numbers in which this model's "
-            f"parameters meet the data: noise would be about {curvature:.2g} of the curvature, and would shift the "
+            f"eps={eps:g} with {num_rows:.6g} {units} cannot give a posterior of the {size} numbers in which this "
+            f"model's parameters meet the data: noise would be about {curvature:.2g} of the curvature, and would shift the "
             f"posterior by about {shift:.2g} standard deviations. Nothing was released; "
-            f"{what_would_do(eps, delta, factor**2, factor * num_rows)}. Or use fewer parameters, or go "
+            f"{what_would_do(eps, delta, factor**2, factor * num_rows, units)}. Or use fewer parameters, or go "
             "on all the same with `prepare=Preparation(force=True)`"
         )
     draws = walk_draws(TYPICAL_CLIP * tight_slope(num_rows, size), size, rho / 2)
     if options.mode == "walk" and draws < MIN_WALK_DRAWS:
         raise PrivacyBudgetError(
-            f"eps={eps:g} with {num_rows:.6g} rows pays for a random walk worth about {draws:.2g} independent draws of "
-            f"the {size} numbers in which this model's parameters meet the data. Nothing was released. DPHMC can do "
+            f"eps={eps:g} with {num_rows:.6g} {units} pays for a random walk worth about {draws:.2g} independent draws "
+            f"of the {size} numbers in which this model's parameters meet the data. Nothing was released. DPHMC can do "
             "with less: it releases the likelihood once. Or raise eps, temper the likelihood (n0, power), or go on all "
             "the same with `prepare=Preparation(force=True)`"
         )
 
 
-def require_draws(draws: float, num_rows: float, eps: float) -> None:
+def require_draws(draws: float, num_rows: float, eps: float, units: str = "rows") -> None:
     """Refuse a kernel's own chain that would hardly move, by public numbers only.
 
     :param draws: independent ones that it is worth, as foreseen.
@@ -98,24 +101,26 @@ def require_draws(draws: float, num_rows: float, eps: float) -> None:
     """
     if draws < MIN_WALK_DRAWS:
         raise PrivacyBudgetError(
-            f"eps={eps:g} with {num_rows:.6g} rows pays for a chain worth about {draws:.2g} independent draws. Nothing "
-            "was released. DPHMC can do with less: it releases the likelihood once. Or raise eps, give more rows to a "
+            f"eps={eps:g} with {num_rows:.6g} {units} pays for a chain worth about {draws:.2g} independent draws. "
+            "Nothing was released. DPHMC can do with less: it releases the likelihood once. Or raise eps, give more rows to a "
             "batch, temper the likelihood (n0, power), or go on all the same with `prepare=Preparation(force=True)`"
         )
 
 
-def warn_if_blurred(size: int, num_rows: float, rho: float, options: Preparation, eps: float, delta: float) -> None:
+def warn_if_blurred(
+    size: int, num_rows: float, rho: float, options: Preparation, eps: float, delta: float, units: str = "rows"
+) -> None:
     """Warn of a release whose noise will leave little of the posterior, by public numbers only.
 
-    :param size, num_rows, rho, eps, delta: as in `require_hope`.
+    :param size, num_rows, rho, eps, delta, units: as in `require_hope`.
     """
     shift = released_error(size, num_rows, rho)
     factor = (shift / ROUGH_ERROR) ** 2  # which falls as rho, and as n
     if options.mode != "walk" and shift > ROUGH_ERROR:
         warnings.warn(
-            f"eps={eps:g} with {num_rows:.6g} rows will give a blurred posterior of the {size} numbers in which this "
-            f"model's parameters meet the data: noise shifts it by about {shift:.2g} of its standard deviations, and "
+            f"eps={eps:g} with {num_rows:.6g} {units} will give a blurred posterior of the {size} numbers in which "
+            f"this model's parameters meet the data: noise shifts it by about {shift:.2g} of its standard deviations, and "
             f"makes it about {math.hypot(1, shift):.2g} times as wide. For a shift of {ROUGH_ERROR:g}, "
-            f"{what_would_do(eps, delta, factor, factor * num_rows)}",
+            f"{what_would_do(eps, delta, factor, factor * num_rows, units)}",
             stacklevel=2,
         )

@@ -199,6 +199,8 @@ def test_a_refusal_and_a_warning_say_what_would_do(size, n, eps):
 def test_a_refusal_without_privacy_says_how_many_rows_would_do():
     with pytest.raises(PrivacyBudgetError, match=r"eps=inf with 10 rows .*; about [\d,]+ rows at this eps would do"):
         require_hope(100, 10, 1e6, Preparation(), math.inf, 0.01)
+    with pytest.raises(PrivacyBudgetError, match=r"10 units .*; about [\d,]+ units at this eps would do"):
+        require_hope(100, 10, 1e6, Preparation(), math.inf, 0.01, "units")
 
 
 @pytest.mark.parametrize("make", [DPPenalty, DPHMC])
