@@ -78,8 +78,8 @@ def require_hope(
         factor = curvature / MAX_CURVATURE_NOISE  # which falls as the root of rho, and as n
         raise PrivacyBudgetError(
             f"eps={eps:g} with {num_rows:.6g} {units} cannot give a posterior of the {size} numbers in which this "
-            f"model's parameters meet the data: noise would be about {curvature:.2g} of the curvature, and would shift the "
-            f"posterior by about {shift:.2g} standard deviations. Nothing was released; "
+            f"model's parameters meet the data: noise would be about {curvature:.2g} of the curvature, and would shift "
+            f"the posterior by about {shift:.2g} standard deviations. Nothing was released; "
             f"{what_would_do(eps, delta, factor**2, factor * num_rows, units)}. Or use fewer parameters, or go "
             "on all the same with `prepare=Preparation(force=True)`"
         )
@@ -102,8 +102,8 @@ def require_draws(draws: float, num_rows: float, eps: float, units: str = "rows"
     if draws < MIN_WALK_DRAWS:
         raise PrivacyBudgetError(
             f"eps={eps:g} with {num_rows:.6g} {units} pays for a chain worth about {draws:.2g} independent draws. "
-            "Nothing was released. DPHMC can do with less: it releases the likelihood once. Or raise eps, give more rows to a "
-            "batch, temper the likelihood (n0, power), or go on all the same with `prepare=Preparation(force=True)`"
+            "Nothing was released. DPHMC can do with less: it releases the likelihood once. Or raise eps, give more rows "
+            "to a batch, temper the likelihood (n0, power), or go on all the same with `prepare=Preparation(force=True)`"
         )
 
 
@@ -119,8 +119,8 @@ def warn_if_blurred(
     if options.mode != "walk" and shift > ROUGH_ERROR:
         warnings.warn(
             f"eps={eps:g} with {num_rows:.6g} {units} will give a blurred posterior of the {size} numbers in which "
-            f"this model's parameters meet the data: noise shifts it by about {shift:.2g} of its standard deviations, and "
-            f"makes it about {math.hypot(1, shift):.2g} times as wide. For a shift of {ROUGH_ERROR:g}, "
+            f"this model's parameters meet the data: noise shifts it by about {shift:.2g} of its standard deviations, "
+            f"and makes it about {math.hypot(1, shift):.2g} times as wide. For a shift of {ROUGH_ERROR:g}, "
             f"{what_would_do(eps, delta, factor, factor * num_rows, units)}",
             stacklevel=2,
         )
