@@ -102,8 +102,9 @@ def require_draws(draws: float, num_rows: float, eps: float, units: str = "rows"
     if draws < MIN_WALK_DRAWS:
         raise PrivacyBudgetError(
             f"eps={eps:g} with {num_rows:.6g} {units} pays for a chain worth about {draws:.2g} independent draws. "
-            "Nothing was released. DPHMC can do with less: it releases the likelihood once. Or raise eps, give more rows "
-            "to a batch, temper the likelihood (n0, power), or go on all the same with `prepare=Preparation(force=True)`"
+            "Nothing was released. DPHMC can do with less: it releases the likelihood once. Or raise eps, give more "
+            "rows to a batch, temper the likelihood (n0, power), or go on all the same with "
+            "`prepare=Preparation(force=True)`"
         )
 
 
