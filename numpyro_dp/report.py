@@ -2,10 +2,11 @@
 
 import dataclasses
 import decimal
+import html
 import json
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numpyro_dp.privacy import accounting
@@ -179,38 +180,48 @@ class PrivacyReport:
             f"{relation[self.neighboring_relation]} {self.unit}"
         )
 
-    def __str__(self) -> str:
-        lines = [
-            f"Privacy of this {self.kernel} run",
-            f"  guarantee    {self.guarantee()}",
-            f"  covers       {self.num_chains} chain(s) of {self.num_iterations} iterations, warmup included"
-            + (f"; n = {self.num_rows}" if self.num_rows is not None else "; n is private"),
-        ]
+    def _lines(self) -> list[tuple[str, str]]:
+        """What there is to say, each with what it is about."""
+        size = f"n = {self.num_rows}" if self.num_rows is not None else "n is private"
+        covered = f"{self.num_chains} chain(s) of {self.num_iterations} iterations, warmup included; {size}"
+        lines = [("guarantee", self.guarantee()), ("covers", covered)]
         if self.private:
             others = ", ".join(f"{name} {round_up(eps, 4)}" for name, eps in self.comparison().items())
             rho = f"; rho {round_up(self.rho, 6)}" if self.rho else ""
-            lines += [
-                f"  accounting   eps by each accountant: {others}{rho}",
-                f"  spent        eps {self.eps_spent:.6g} so far (bookkeeping; the guarantee is the line above)",
-            ]
+            spent = f"eps {self.eps_spent:.6g} so far (bookkeeping; the guarantee is the line above)"
+            lines += [("accounting", f"eps by each accountant: {others}{rho}"), ("spent", spent)]
         for kind, release in self.releases.items():
-            lines.append(
-                f"  {kind:<12} {release['made']} of {release['planned']} releases ({release['mechanism']}), "
-                f"noise multiplier {_range(release)}, {release['clip']}"
-            )
+            made = f"{release['made']} of {release['planned']} releases ({release['mechanism']})"
+            lines.append((kind, f"{made}, noise multiplier {_range(release)}, {release['clip']}"))
         lines += [
-            f"  private      {', '.join(self.private_arguments)}",
-            f"  public       {', '.join(self.public_arguments) or 'no argument'}",
-            f"  noise        {self.noise}",
-            f"  posterior    {self.posterior}",
+            ("private", ", ".join(self.private_arguments)),
+            ("public", ", ".join(self.public_arguments) or "no argument"),
+            ("noise", self.noise),
+            ("posterior", str(self.posterior)),
         ]
         if self.closed_over:
-            lines.append(f"  also reads   the model, as public: {', '.join(self.closed_over)}")
-        for name, reason in self.dropped_sites.items():
-            lines.append(f"  left out     site '{name}' ({reason})")
-        lines += [f"  assumes      {assumption}" for assumption in self.assumptions]
-        lines.append(f"  verdict      {self.posterior.verdict()}")
+            lines.append(("also reads", f"the model, as public: {', '.join(self.closed_over)}"))
+        lines += [("left out", f"site '{name}' ({reason})") for name, reason in self.dropped_sites.items()]
+        lines += [("assumes", assumption) for assumption in self.assumptions]
+        return [*lines, ("verdict", self.posterior.verdict())]
+
+    def __str__(self) -> str:
+        lines = [f"Privacy of this {self.kernel} run", *(f"  {about:<12} {text}" for about, text in self._lines())]
         return "\n".join(textwrap.fill(line, 110, subsequent_indent=" " * 15) for line in lines)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: guarantee and verdict, and the rest on demand."""
+        lines = self._lines()
+        first = [line for line in lines if line[0] in ("guarantee", "verdict")]
+        rest = [line for line in lines if line not in first]
+        title = html.escape(f"Privacy of this {self.kernel} run")
+        return f"<b>{title}</b>{_table(first)}<details><summary>what it rests on</summary>{_table(rest)}</details>"
+
+
+def _table(lines: Sequence[tuple[str, str]]) -> str:
+    cell = "style='text-align:left; vertical-align:top'"
+    rows = (f"<tr><th {cell}>{html.escape(a)}</th><td {cell}>{html.escape(text)}</td></tr>" for a, text in lines)
+    return f"<table>{''.join(rows)}</table>"
 
 
 def round_up(value: float, digits: int) -> str:

@@ -37,6 +37,7 @@ import dataclasses
 import datetime
 import errno
 import hashlib
+import html
 import json
 import math
 import os
@@ -526,9 +527,15 @@ class PrivacyBudget:
             f"Privacy budget {self.path}",
             f"  eps {self.eps:g}, delta {self.delta:g}, {relation}; {len(charges)} run(s) cost eps "
             f"{self._total(charges):.4g} together",
+            f"  one more run with Gaussian releases may cost eps {self.eps_left:.4g}",
         ]
         lines += [f"  {c.time}  {c.what}: ({c.eps:.6g}, {c.delta:.3g})" for c in charges]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: how much is gone, and the same text."""
+        share = min(self.eps_spent / self.eps, 1.0)
+        return f"<progress value='{share:.4f}' max='1'></progress> <pre>{html.escape(str(self))}</pre>"
 
     def __repr__(self) -> str:
         return f"PrivacyBudget({str(self.path)!r})"

@@ -4,6 +4,7 @@ By the estimates of `numpyro_dp.chain.worth`.
 """
 
 import functools
+import html
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,6 +126,9 @@ class RunPlan:
             "for a posterior that is about normal: `numpyro_dp.rehearse` runs your model.",
         ]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def _needed(self, sampler: str) -> str:
         eps, rows = self.needed_eps[sampler], self.needed_rows[sampler]

@@ -6,6 +6,7 @@ cover the truth, and how far it is from the posterior without privacy. Intervals
 prior, if the posterior's rank of the truth is uniform (Talts et al. 2018, simulation-based calibration).
 """
 
+import html
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
@@ -101,6 +102,9 @@ class Rehearsal:
         lines.append(f"{self.flagged} of {len(self.mean)} posteriors are not vouched for by released numbers.")
         lines += [f"{count} of {len(self.mean)} runs warned: {text}" for text, count in self.messages.items()]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def rehearse(

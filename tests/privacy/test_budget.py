@@ -397,7 +397,9 @@ def test_it_is_opened_again_by_its_path(path):
     again = PrivacyBudget(path)
     assert (again.eps, again.delta, again.neighboring_relation) == (2.0, 1e-6, "add_or_remove_one")
     assert [charge.what for charge in again.charges] == ["first"]
-    assert re.search(r"1 run\(s\) cost eps 1 together\n.*first: \(1, 1e-06\)", str(again))
+    left = f"one more run with Gaussian releases may cost eps {again.eps_left:.4g}"
+    assert re.search(rf"1 run\(s\) cost eps 1 together\n  {left}\n.*first: \(1, 1e-06\)", str(again))
+    assert "<progress value='0." in again._repr_html_()
     PrivacyBudget(path, eps=2.0, delta=1e-6)
     for name, value in {"eps": 5.0, "delta": 1e-5, "neighboring_relation": "replace_one"}.items():
         with pytest.raises(PrivacyBudgetError, match=f"with {name}="):
