@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from helpers.tables import N, arguments, draws, draws_of_the_whole, frame, in_pieces, model, write
 
-from numpyro_dp import DPHMC, DPSGLD, MCMC, PrivacyBudget, TableChangedError, release_sum, scan, to_arviz
+from numpyro_dp import DPHMC, DPSGLD, MCMC, Preparation, PrivacyBudget, TableChangedError, release_sum, scan, to_arviz
+from numpyro_dp.privacy import passes
 from numpyro_dp.tables import pieces as pieces_module
 from numpyro_dp.tables import scan as scan_module
 
@@ -273,6 +274,30 @@ def test_files_and_pieces_do_not_matter(tmp_path, whole):
     """Bit by bit, with the same noise: rows have numbers, by which outcomes are drawn for centring."""
     np.testing.assert_array_equal(draws(scan(write(tmp_path, row_group_size=400))), whole)
     np.testing.assert_array_equal(draws(in_pieces(frame(), (1, 64, 2999))), whole)
+
+
+def test_nothing_depends_on_rows_but_sums(monkeypatch, capsys, recwarn):
+    """With sums that are constants, all that a run says and hands out is the same for any table of as many rows."""
+
+    def constants(parts, num_rows):
+        totals = add_up(parts, num_rows)
+        return [np.full_like(total, 2**22) for total in totals]
+
+    add_up = passes._add_up
+    monkeypatch.setattr(passes, "_add_up", constants)
+    rng = np.random.default_rng(5)
+    hostile = {name: rng.choice([np.nan, np.inf, -1e30, 1e30, 0.0, None], 300).tolist() for name in ("a", "c", "y")}
+    found = []
+    for table in (frame(300), pa.table({name: pa.array(x, pa.float32()) for name, x in hostile.items()})):
+        kernel = DPHMC(model, eps=3.0, noise_seed=1, prepare=Preparation(force=True))
+        said: list[str] = []
+        kernel.announce = said.append
+        values = draws(in_pieces(table, (7, 100)), kernel=kernel)
+        warned = [str(w.message) for w in recwarn.list]
+        recwarn.clear()
+        found.append((values.tobytes(), str(kernel.privacy), said, warned, capsys.readouterr()))
+    assert found[0] == found[1]
+    assert len(found[0][2]) > 5
 
 
 def test_other_rows_give_other_numbers(whole):
