@@ -240,10 +240,22 @@ def pickled(**things: Any) -> tuple[dict[str, bytes], dict[str, Any]]:
     for name, thing in things.items():
         try:
             made[name] = pickle.dumps(thing)
-            again[name] = pickle.loads(made[name])
+            again[name] = without_frames(pickle.loads(made[name]))
         except Exception as error:  # a function that has no name, a typed key
             again[name] = told(error)
     return made, again
+
+
+def without_frames(thing: Any) -> Any:
+    """Where Dask has been imported, errors are pickled with the lines that they came by, which hold no values.
+
+    Unpickled, these are frames, and behind them that of whoever unpickles.
+    """
+    error = thing
+    while isinstance(error, BaseException):
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+    return thing
 
 
 def inference_data(idata: Any) -> dict[str, Any]:
