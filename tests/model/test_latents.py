@@ -25,7 +25,7 @@ from numpyro_dp.model.separate import separate
 from numpyro_dp.model.units import group_rows
 from numpyro_dp.privacy.isolation import alone
 
-EVERYDAY = {"effect_of_some", "missing_covariate", "random_intercept", "random_intercept_beside_groups", "random_slope"}
+EVERYDAY = {"effect_of_some", "missing_covariate", "random_slope"}
 CASES = some_every_day(sorted(MIXED), EVERYDAY)
 
 

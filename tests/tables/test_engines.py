@@ -107,6 +107,7 @@ def test_two_processes_of_jax(tmp_path, whole):
     np.testing.assert_array_equal(np.load(tmp_path / "found.npy"), whole)
 
 
+@pytest.mark.nightly
 def test_a_lost_scheduler_is_said(tmp_path, monkeypatch):
     options = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
     with LocalCluster(**options) as found, Client(found, timeout=5) as client:
