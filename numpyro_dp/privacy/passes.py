@@ -181,7 +181,7 @@ def table_of(rows: Sequence[Any]) -> StreamedTable | None:
 class Task:
     """What to do with a piece: ``task(piece)`` gives its `Part`. Holds no rows, and can be pickled.
 
-    :ivar program: takes ``(*rows of a block, which of them count, number of the first, *given)``; as `jax.export`
+    :ivar program: takes ``(*rows of a block, which of them count, *given)`` and gives pairs of limbs; as `jax.export`
         writes it.
     :ivar given: numbers that the program is given, all of them public or released.
     :ivar columns: what a piece is asked to read, for each array of the program; None for the rows' numbers.
@@ -284,7 +284,7 @@ def total_over(
     """The exact total over all rows of pairs of limbs that `of_block` gives of a block.
 
     :param of_block: of the rows of a block and of which of them count, to a list of pairs ``(hi, lo)`` of int32 arrays.
-    :param finish: from a total, int64, and the number of rows to what is returned in its place; may add an axis.
+    :param finish: from a total, int64, and the number of rows to what is returned in its place.
     :return: a list of pairs of limbs.
     """
     closed = jax.make_jaxpr(of_block)(*_block_of(rows))
