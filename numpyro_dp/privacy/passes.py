@@ -269,12 +269,6 @@ class _Question:
         numbers = [jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in given]
         return bytes(export.export(jax.jit(run))(*blocks, counts, *numbers).serialize())
 
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
 
 def total_over(
     rows: Sequence[StreamedColumn],

@@ -1,5 +1,6 @@
 """Sums over a table that is read in pieces are those of the table in memory, whatever the pieces."""
 
+import contextlib
 import pickle
 
 import jax
@@ -18,6 +19,9 @@ from numpyro_dp.privacy.clipping import GRID, OwnerIndex, clipped_sum
 from numpyro_dp.privacy.isolation import RowsMeetError
 from numpyro_dp.privacy.passes import BLOCK_ROWS, Part, StreamedTable, table_of, total_over
 from numpyro_dp.privacy.release import Grid, RowSum, Vault
+from numpyro_dp.tables import pieces
+from numpyro_dp.tables.engines import Threads
+from numpyro_dp.tables.scan import Table
 
 HOSTILE = [np.nan, np.inf, -np.inf, 1e30, -1e30, 1e-40, 0.0, 3.0]
 
@@ -96,6 +100,42 @@ def test_a_row_is_counted_in_its_place_by_its_number():
     found = vault.ask(given_draw(), RowSum(weighted, 1.0)).value
     memory = Vault([jnp.asarray(values, jnp.float32)], neighboring_relation="replace_one").numbered()
     np.testing.assert_array_equal(found, memory.ask(given_draw(), RowSum(weighted, 1.0)).value)
+
+
+def test_a_piece_may_be_read_some_rows_at_a_time(monkeypatch):
+    """Rows have their numbers then, too; and columns side by side are a row's vector."""
+    monkeypatch.setattr(pieces, "_READ_ROWS", BLOCK_ROWS)
+    size = 3 * BLOCK_ROWS + 7
+    columns = in_pieces(pa.table({"a": np.ones(size, np.float32), "b": np.full(size, 2, np.float32)}), (100,))
+
+    def weighted(row):
+        return row[1][0] / size * row[0][0]
+
+    vault = Vault([columns[["a", "b"]]], neighboring_relation="replace_one").numbered()
+    found = vault.ask(given_draw(2), RowSum(weighted, 3.0)).value
+    np.testing.assert_allclose(found, np.arange(size).sum() / size * np.array([1.0, 2.0]), rtol=1e-5)
+
+
+def test_several_totals_at_once():
+    def of_block(rows, present):
+        counted = jnp.sum(present, dtype=jnp.int32)
+        return [(counted, 2 * counted), (3 * counted, 4 * counted)]
+
+    found = total_over([table(np.ones(5), (2,))["x"]], of_block)
+    assert [(int(hi), int(lo)) for hi, lo in found] == [(5, 10), (15, 20)]
+
+
+def test_a_column_is_as_long_as_its_table():
+    column = in_pieces(frame(5))[["a", "c"]]
+    assert (len(column), column.ndim, column.shape) == (5, 2, (5, 2))
+    assert StreamedTable.progress_bar is False
+
+
+@pytest.mark.parametrize(("size", "fits"), [(2**31 - 1, True), (2**31, False)])
+def test_rows_have_numbers_of_32_bits(size, fits):
+    piece = pieces.FramePiece(frame(1), 0, size)
+    with contextlib.nullcontext() if fits else pytest.raises(ValueError, match="up to 2,147,483,647 rows"):
+        assert len(Table([piece], frame(1).schema, Threads())) == size
 
 
 @pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one", "zero_out"])
