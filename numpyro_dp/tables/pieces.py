@@ -143,15 +143,15 @@ def aligned(batches: Iterable[Any], first: int) -> Iterator[Any]:
     """
     pa = arrow()
     held: list[Any] = []
-    rows, names = 0, None
+    rows, schema = 0, None
     for batch in batches:
         held.append(batch)
         rows += batch.num_rows
-        names = batch.schema
+        schema = batch.schema
         whole = rows - (first + rows) % BLOCK_ROWS
         if rows >= _READ_ROWS and whole > 0:
             table = pa.Table.from_batches(held)
             yield table.slice(0, whole)
             held, first, rows = table.slice(whole).to_batches(), first + whole, rows - whole
     if rows:
-        yield pa.Table.from_batches(held, names)
+        yield pa.Table.from_batches(held, schema)

@@ -64,6 +64,9 @@ class Column(StreamedColumn):
     def days_since(self, origin: str) -> "Column":
         """Days from a date, as `2020-01-31`, to that of each row; of times with a zone, in UTC."""
         self._require_one("days_since")
+        types, kind = arrow().types, self.table.type_of(self.spec.names[0])
+        if not (types.is_date(kind) or types.is_timestamp(kind)):
+            raise ValueError(f"column {self.spec.names[0]!r} holds {kind}, and no dates: `days_since` is for dates")
         datetime.datetime.fromisoformat(origin)
         dtype = np.dtype(jnp.result_type(float)).name
         return self.table._column(ColumnSpec(self.spec.names, DAYS, dtype, origin=origin))

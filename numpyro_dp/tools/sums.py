@@ -82,8 +82,7 @@ def release_sum(
     :param per_row: JAX function of one row of each array, without the leading axis; gives a number or shape (k,). NaN
         counts as 0.
     :param rows: a NumPy or JAX array, or a tuple of them, with the n rows on the leading axis; or columns of a
-        `numpyro_dp.scan`. What `per_row` closes
-        over is public, also a mean of the table that was computed outside.
+        `numpyro_dp.scan`. What `per_row` closes over is public, also a mean of the table that was computed outside.
     :param bound: largest norm of one row's contribution that is counted in full. From what is public.
     :param eps, delta: the price; delta is ``0.1 / n`` by default under replace-one.
     :param budget: of the table; of rows, not of units with many rows.

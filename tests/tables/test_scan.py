@@ -106,6 +106,7 @@ def test_levels_of_numbers_and_dates():
         (lambda t: t["x"].levels([]), ValueError, "some different values"),
         (lambda t: t[["x", "x"]].levels([1.0]), ValueError, "one column at a time"),
         (lambda t: t["day"].days_since("yesterday"), ValueError, "yesterday"),
+        (lambda t: t["x"].days_since("2020-01-01"), ValueError, "'x' holds double, and no dates"),
         (lambda t: np.asarray(t["x"]), TypeError, "private arguments"),
         (pickle.dumps, TypeError, "cannot be pickled"),
         (lambda t: t.unit("who"), KeyError, "no column 'who'"),
