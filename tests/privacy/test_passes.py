@@ -164,6 +164,14 @@ def test_a_row_with_a_missing_value_counts_for_nothing():
     np.testing.assert_array_equal(found, in_memory([1.0, 0.5]))
 
 
+def test_only_rows_that_are_there_are_counted():
+    """The rest of a block is zeros, and so is a missing value; each would count as one."""
+    whole = in_pieces(pa.table({"x": pa.array([1.0, None, 0.5, None, 2.0], pa.float32())}), (1, 3))
+    vault = Vault([whole["x"]], neighboring_relation="replace_one")
+    found = vault.ask(given_draw(), RowSum(lambda row: jnp.ones_like(row[0][0]), 1.0)).value
+    assert float(found) == 3.0
+
+
 def test_a_table_without_rows():
     np.testing.assert_array_equal(streamed([]), in_memory(np.zeros(0)))
 
