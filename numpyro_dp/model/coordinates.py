@@ -469,6 +469,7 @@ class _Numbers(NamedTuple):
     by_z: np.ndarray  # log densities of rows at draws of z, the wild ones last
     by_phi: np.ndarray  # at the other draws' phi, then at mixed ones
     distance: np.ndarray  # of each coordinate of the mixed phi from what some z has, or from where densities go on
+    at_mixed: np.ndarray  # log densities of rows at these z; 0 where none was looked for
 
 
 def _check(graph: Graph, phi: _Phi, separated: SeparableModel, public: Sequence, may_be_tied: bool = False) -> set[int]:
@@ -506,11 +507,11 @@ def _check(graph: Graph, phi: _Phi, separated: SeparableModel, public: Sequence,
         density = functools.partial(_row_log_density, graph, phi, public)
         by_phi = over_rows(density, jnp.concatenate([of_draws, mixed]))
         if may_be_tied:
-            return over_rows(at_z, z), by_phi, _beyond(density, mixed, rows)
-        distance = jax.vmap(lambda z, target: _distance(lambda z: coordinates(z) / scale, z, target / scale))(
+            return over_rows(at_z, z), by_phi, _beyond(density, mixed, rows), jnp.zeros((_MIXED, len(rows[0])))
+        nearest, distance = jax.vmap(lambda z, target: _nearest(lambda z: coordinates(z) / scale, z, target / scale))(
             z[np.arange(_MIXED) % _DRAWS], mixed
         )
-        return over_rows(at_z, z), by_phi, distance
+        return over_rows(at_z, z), by_phi, distance, over_rows(at_z, nearest)
 
     dtype = graph.avals[graph.z].dtype
     inputs = (public, draws.astype(dtype), rows, noise.astype(dtype))
@@ -530,9 +531,11 @@ def _blame(graph: Graph, phi: _Phi, separated: SeparableModel, numbers: _Numbers
         return blamed
     # Rows whose density overflows further out say nothing.
     finite = np.all(np.isfinite(numbers.by_z), 0)
-    by_z, by_phi = numbers.by_z[:_DRAWS, finite], numbers.by_phi[:, finite]
+    by_z, by_phi = numbers.by_z[:_DRAWS, finite], numbers.by_phi[:_DRAWS, finite]
     allowed = tolerance(separated.arguments, by_z.dtype) * (1 + np.abs(by_z))
-    well = finite.any() and np.all(np.isfinite(by_phi)) and np.all(np.abs(by_phi[:_DRAWS] - by_z) <= allowed)
+    well = finite.any() and np.all(np.abs(by_phi - by_z) <= allowed)
+    # Where the model itself overflows, so may its density by phi.
+    well = well and np.all(np.isfinite(numbers.by_phi[_DRAWS:]) | ~np.isfinite(numbers.at_mixed), where=finite)
     return set() if well and not tied.any() else set(phi.values) or {graph.z}
 
 
@@ -543,8 +546,8 @@ def _beyond(density: Callable, points: jax.Array, rows: tuple) -> jax.Array:
     return jnp.where(jnp.isfinite(slopes).all(1) & (slopes != 0).any(1), 0.0, jnp.inf)
 
 
-def _distance(coordinates: Callable, z: jax.Array, target: jax.Array) -> jax.Array:
-    """How far, by coordinate, the nearest phi that a search finds is from the target (Levenberg and Marquardt)."""
+def _nearest(coordinates: Callable, z: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The z with the nearest phi that a search finds (Levenberg and Marquardt), and how far that is, by coordinate."""
 
     def step(_: int, state: tuple) -> tuple:
         z, residual, damping = state
@@ -558,4 +561,5 @@ def _distance(coordinates: Callable, z: jax.Array, target: jax.Array) -> jax.Arr
         return z, residual, jnp.clip(damping * jnp.where(better, 0.2, 5.0), 1e-6, 1e6)
 
     state = (z, target - coordinates(z), jnp.ones((), z.dtype))
-    return jnp.abs(lax.fori_loop(0, _STEPS, step, state)[1])
+    z, residual, _ = lax.fori_loop(0, _STEPS, step, state)
+    return z, jnp.abs(residual)

@@ -334,7 +334,9 @@ def draw_outcomes(
     sites = sites_at(model, z, rng_key, args, kwargs)
     for name in outcomes | latents:
         site = sites.get(name)
-        if site is None or site["is_observed"] or not is_drawable(site["fn"]):
+        # One mask for all that is observed of a row leaves the row out, and its draw with it; several say what is seen.
+        allows_mask = name in outcomes and len(outcomes) == 1
+        if site is None or site["is_observed"] or not is_drawable(site["fn"], allows_mask):
             raise CannotDrawError(f"site {name}")
         if name in latents and not is_unscaled(site):
             raise CannotDrawError(f"latent site {name} is scaled")
@@ -354,7 +356,9 @@ def few_outcomes(
     sites = sites_at(model, z, jax.random.key(0), args, kwargs)
     site: dict[str, Any] | None = sites.get(next(iter(outcomes))) if len(outcomes) == 1 else None
     # A law that is scaled is another one than that of the rows.
-    if site is None or latents or site["is_observed"] or not is_unscaled(site) or not is_drawable(site["fn"]):
+    if site is None or latents or site["is_observed"] or not is_unscaled(site) or not is_drawable(site["fn"], True):
+        return None
+    if math.prod(site["fn"].shape()) != 1:  # NumPyro would let all of a row's answers be the same
         return None
     try:
         values = site["fn"].enumerate_support(expand=True)
@@ -376,18 +380,21 @@ def is_unscaled(site: Mapping[str, Any]) -> bool:
     return site["scale"] is None or (isinstance(site["scale"], int | float) and site["scale"] == 1)
 
 
-def is_drawable(fn: dist.Distribution) -> bool:
+def is_drawable(fn: dist.Distribution, allows_mask: bool = False) -> bool:
     """Whether NumPyro's sampler draws from the law that the density is of, and ends, whatever a row holds.
 
-    Not of masked or censored laws, of which a draw is not what is seen; not of a user's own, of which nothing is known;
-    not of `BinomialProbs` (a probability above 1 in one row would keep everyone waiting for ever) or the hurdle laws;
+    Not of masked laws, unless there is one mask for all that is observed of a row; not of censored ones, of which a
+    draw is not what is seen; not of a user's own, of which nothing is known; not of `BinomialProbs` (a probability above
+    1 in one row would keep everyone waiting for ever) or the hurdle laws;
     not of `AsymmetricLaplaceQuantile`, which is there for a quantile's check loss: hardly anyone's rows are its draws.
     """
     if type(fn) is dist.MixtureGeneral:
         return all(map(is_drawable, fn.component_distributions))
     if type(fn) is dist.MixtureSameFamily:
         return is_drawable(fn.component_distribution)
-    return is_drawable(fn.base_dist) if type(fn) in _WRAPPERS else type(fn) in _DRAWABLE
+    if type(fn) in _WRAPPERS or (allows_mask and type(fn) is dist.MaskedDistribution):
+        return is_drawable(fn.base_dist, allows_mask)
+    return type(fn) in _DRAWABLE
 
 
 _WRAPPERS = {

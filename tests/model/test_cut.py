@@ -110,7 +110,6 @@ def test_the_density_is_that_of_the_model(case, x64):
 # What is seen of an outcome that is masked row by row is no draw of its law, a loss has none, a 1 that stands for "not
 # seen before its time" is not drawn, a series is not drawn beside its observed past, and some laws are not known well.
 _NOT_DRAWN = {
-    "missing_by_mask",
     "row_factor",
     "item_response",
     "censored_by_masks",
@@ -119,13 +118,11 @@ _NOT_DRAWN = {
     "missing_as_nan",
     "latent_zeros",
     "latent_size",
-    "membership_marked",
     "one_hot_multinomial",
     "directions",
     "short_series",
     "shared_random_walk",
     "weighted_membership",
-    "repeated_measures",
     "missing_covariate",
 }
 _DRAWS = 4000
@@ -257,6 +254,21 @@ def test_the_graph_is_the_model(case, x64):
         row_log_density=functools.partial(cut_module._row_log_density, graph, phi, public),
     )
     _assert_same_density(separated, cut, case.args, case.kwargs)
+
+
+def _visits(X, y, group):
+    """On raw scales: of the parameters that are tried out, some are so far out that a rate overflows."""
+    effect = numpyro.sample("a", dist.Normal(0, 1).expand([GROUPS]).to_event(1))
+    slopes = [numpyro.sample(f"b{k}", dist.Normal(0, 0.1)) for k in range(3)]
+    intercept = numpyro.sample("c", dist.Normal(0, 2.5))
+    with numpyro.plate("rows", X.shape[0]):
+        rate = jnp.exp(intercept + (X - jnp.array([50.0, 0.5, 20.0])) @ jnp.stack(slopes) + effect[group])
+        numpyro.sample("y", dist.Poisson(rate), obs=y)
+
+
+def test_a_rate_that_overflows_hides_no_coordinates():
+    _, cut = _find(_visits, (X, bits, group))
+    assert cut.size == GROUPS + 3
 
 
 # -- What phi is -------------------------------------------------------------------------------------------------------

@@ -454,7 +454,7 @@ import sys, warnings
 warnings.simplefilter("error")
 import jax, numpy as np, numpyro, numpyro.distributions as dist
 from helpers.zoo import BY_NAME
-from numpyro_dp.model.separable import separate
+from numpyro_dp.model.separate import separate
 
 def density(name, args):
     separated = separate(BY_NAME[name].model, args)

@@ -54,8 +54,32 @@ def two_outcomes(X, y):
         numpyro.sample("x", dist.Bernoulli(logits=b[0]), obs=y)
 
 
+def several_answers(X, y):
+    """NumPyro would list two outcomes of four answers: all no, all yes."""
+    b = numpyro.sample("b", dist.Normal(0, 5).expand([3]).to_event(1))
+    with numpyro.plate("rows", X.shape[0], dim=-2), numpyro.plate("answers", 4):
+        numpyro.sample("y", dist.Bernoulli(logits=(X @ b)[:, None] + jnp.arange(4)), obs=jnp.stack([y] * 4, 1))
+
+
+def answers_as_an_event(X, y):
+    b = numpyro.sample("b", dist.Normal(0, 5).expand([3]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        law = dist.Bernoulli(logits=(X @ b)[:, None] + jnp.arange(4)).to_event(1)
+        numpyro.sample("y", law, obs=jnp.stack([y] * 4, 1))
+
+
+def masked(X, y):
+    b = numpyro.sample("b", dist.Normal(0, 5).expand([3]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]), numpyro.handlers.mask(mask=X[:, 0] > 0):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ b), obs=y)
+
+
+FEW = [(logistic, 2), (ordinal, 4), (masked, 2)]
+
+
 @pytest.mark.parametrize(
-    ("model", "expected"), [(logistic, 2), (ordinal, 4), (poisson, None), (scaled, None), (two_outcomes, None)]
+    ("model", "expected"),
+    [*FEW, *((model, None) for model in (poisson, scaled, two_outcomes, several_answers, answers_as_an_event))],
 )
 def test_outcomes_are_enumerated_where_they_can_have_few_values(model, expected):
     cut = cut_of(model, X, Y)
