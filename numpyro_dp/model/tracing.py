@@ -384,9 +384,9 @@ def is_drawable(fn: dist.Distribution, allows_mask: bool = False) -> bool:
     """Whether NumPyro's sampler draws from the law that the density is of, and ends, whatever a row holds.
 
     Not of masked laws, unless there is one mask for all that is observed of a row; not of censored ones, of which a
-    draw is not what is seen; not of a user's own, of which nothing is known; not of `BinomialProbs` (a probability above
-    1 in one row would keep everyone waiting for ever) or the hurdle laws;
-    not of `AsymmetricLaplaceQuantile`, which is there for a quantile's check loss: hardly anyone's rows are its draws.
+    draw is not what is seen; not of a user's own, of which nothing is known; not of `BinomialProbs` (a probability
+    above 1 in one row would keep everyone waiting for ever) or the hurdle laws; not of
+    `AsymmetricLaplaceQuantile`, which is there for a quantile's check loss: hardly anyone's rows are its draws.
     """
     if type(fn) is dist.MixtureGeneral:
         return all(map(is_drawable, fn.component_distributions))

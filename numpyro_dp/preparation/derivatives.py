@@ -128,6 +128,7 @@ class Survey:
         self.power = target.power
         self.dtype = jnp.result_type(float)
         self._count = target.program(self._count_rows)
+        self.kinds = kinds_of(cut.size, cut.apart)
         self._scales = target.program(self._find_scales)
         self._bounds = target.program(self._find_bounds, static=(2,))
         self._derivatives = target.program(self._sum_derivatives)
@@ -164,7 +165,10 @@ class Survey:
         return float(self._count(self._target, draw))
 
     def scales(self, draws: Draw, frame: Frame, smallest: float, threshold: float) -> np.ndarray:
-        """For each coordinate, a bound that so many rows' derivatives exceed; see `PrivateTarget.find_bounds`."""
+        """For each kind of coordinate (`kinds`), a bound that so many rows' derivatives exceed.
+
+        See `PrivateTarget.find_bounds`. A row has a derivative by one coordinate of a kind, so all rows are counted.
+        """
         numbers = (jnp.asarray(x, self.dtype) for x in (smallest, threshold))
         return np.asarray(self._scales(self._target, draws, self._cast(frame), *numbers), float)
 
@@ -293,9 +297,10 @@ class Survey:
         return target.release_sum(draw, lambda row: jnp.ones((), self.dtype), 1.0).value
 
     def _find_scales(self, target, draws, frame, smallest, threshold) -> jax.Array:
-        return target.find_bounds(
-            draws, lambda row: jnp.abs(row_gradient(self.cut, frame, row)), SCALE_GRID, smallest, threshold, self.size
-        )
+        def of_kinds(row: tuple) -> jax.Array:
+            return jnp.max(jnp.where(self.kinds, jnp.abs(row_gradient(self.cut, frame, row)), 0), 1)
+
+        return target.find_bounds(draws, of_kinds, SCALE_GRID, smallest, threshold, self.size)
 
     def _find_bounds(self, target, draws, frame, grid, smallest, threshold) -> jax.Array:
         scores = self._row_scores(frame, jnp.asarray(jnp.inf, self.dtype))
@@ -414,6 +419,22 @@ def _matrix(vector: np.ndarray, size: int) -> np.ndarray:
 
 
 # -- One row -----------------------------------------------------------------------------------------------------------
+
+
+def kinds_of(size: int, apart: np.ndarray | None) -> np.ndarray:
+    """Which coordinates are of a kind, such as the effects of a factor's groups: a row tells of one of them.
+
+    :param apart: see `Cut.apart`.
+    :return: shape (kinds, size): each coordinate is in one of them.
+    """
+    kinds: list[list[int]] = []
+    for k in range(size):
+        mine = next((kind for kind in kinds if apart is not None and apart[k, kind].all()), None)
+        if mine is None:
+            kinds.append([k])
+        else:
+            mine.append(k)
+    return np.array([np.isin(np.arange(size), kind) for kind in kinds])
 
 
 def row_gradient(cut: Cut, frame: Frame, row: tuple) -> jax.Array:

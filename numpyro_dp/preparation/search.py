@@ -228,7 +228,7 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
     m, rho = survey.size, fund.left
     n = float(num_rows) if num_rows is not None else _count(survey, fund, 0.01 * rho)
     allowed = fund.left - (1 - SEARCH_SHARE) * rho
-    scales, bounds, derivatives, line = 600 * m / n**2, 1100 / n**2, 400 * m / n**2, 2000 / n**2
+    scales, bounds, derivatives, line = 600 * len(survey.kinds) / n**2, 1100 / n**2, 400 * m / n**2, 2000 / n**2
     cheapest = scales + EXPECTED_ROUNDS * (bounds + derivatives + line)
     factor = min(allowed / cheapest, max(1.0, min(RICH, RICH_SHARE * rho / cheapest)))
     prices = _Prices(*(factor * price for price in (bounds, derivatives, line)))
@@ -261,11 +261,12 @@ def _count(survey: Survey, fund: Fund, rho: float) -> float:
 def _first_frame(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, rho: float, n: float) -> Frame:
     """Around the start, as wide as the prior or as the rows' derivatives there allow, whatever is less."""
     frame = Frame(near.mean, np.diag(np.sqrt(np.diag(near.covariance))))
-    draws = fund.ask(scales=Wish(rho, SCALE_GRID.num_counts, (survey.size,)))["scales"]
-    noise = math.sqrt(survey.size * SCALE_GRID.num_counts / (2 * rho)) / n  # of the share that is counted
+    kinds = survey.kinds
+    draws = fund.ask(scales=Wish(rho, SCALE_GRID.num_counts, (len(kinds),)))["scales"]
+    noise = math.sqrt(len(kinds) * SCALE_GRID.num_counts / (2 * rho)) / n  # of the share that is counted
     exceeding = min(max(_SPARSE, _TELLS * noise), _HALF)
-    scales = survey.scales(draws, frame, 2.0**-20, exceeding * n)
-    whitening = np.asarray(frame.whitening) / np.maximum(1, scales * math.sqrt(survey.power * n) / 2)
+    scales = survey.scales(draws, frame, 2.0**-20, exceeding * n) / np.sqrt(kinds.sum(1))  # each has its share of rows
+    whitening = np.asarray(frame.whitening) / np.maximum(1, scales @ kinds * math.sqrt(survey.power * n) / 2)
     return frame._replace(whitening=within_reason(whitening, prior))
 
 

@@ -1,5 +1,6 @@
 """Surveys of tables with rows' densities written by hand, and leaves for releases with noise made by hand."""
 
+import dataclasses
 import math
 
 import jax
@@ -73,7 +74,9 @@ def cut_of(density, drawn=None, size=M):
     return Cut(size, True, tuple("abcdefgh"[:size]), lambda z: z, density, drawn)
 
 
-def survey_of(rows, density=logistic, relation="replace_one", power=POWER, can_draw=True, is_smooth=True, ledger=None):
+def survey_of(
+    rows, density=logistic, relation="replace_one", power=POWER, can_draw=True, is_smooth=True, ledger=None, apart=None
+):
     """
     :param can_draw: whether the survey is told how outcomes are drawn.
     :param ledger: whose draws are taken; None for draws that a test makes.
@@ -81,7 +84,8 @@ def survey_of(rows, density=logistic, relation="replace_one", power=POWER, can_d
     rows = tuple(jnp.asarray(part, jnp.result_type(float)) for part in rows)
     vault = Vault(rows, neighboring_relation=relation, ledger=ledger)
     target = PrivateTarget(vault, lambda z: -z @ z / 2, density, num_params=M, num_rows=len(rows[0]), power=power)
-    return Survey(target, cut_of(density, DRAWN[density] if can_draw else None), is_smooth)
+    cut = cut_of(density, DRAWN[density] if can_draw else None)
+    return Survey(target, dataclasses.replace(cut, apart=apart), is_smooth)
 
 
 def with_rows(survey, rows, dtype=None):
@@ -129,6 +133,7 @@ class Parabola:
     def __init__(self, place, precision, n=10_000, seed=0, power=1.0, centres=True):
         self.place, self.precision, self.n = np.asarray(place, float), np.asarray(precision, float), n
         self.size, self.power, self.centres = len(self.place), power, centres
+        self.kinds = np.eye(self.size, dtype=bool)
         self.asked: list[str] = []
         self._rng = np.random.default_rng(seed)
 

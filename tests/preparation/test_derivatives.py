@@ -26,6 +26,7 @@ from numpyro_dp.preparation.derivatives import (
     Frame,
     centred_scores,
     has_kinks,
+    kinds_of,
     without_apart,
 )
 from numpyro_dp.preparation.search import LINE
@@ -373,6 +374,25 @@ def test_scales_are_quantiles_of_each_coordinates_derivatives(x64):
     frame = FRAME._replace(whitening=FRAME.whitening * units)
     found = survey().scales(searches(SCALE_GRID.num_counts, M), frame, 2.0**-20, 90.0)
     np.testing.assert_allclose(found, [on_grid(np.abs(g), SCALE_GRID, 2.0**-20, 90.0) for g in gradients.T], rtol=1e-6)
+
+
+def test_coordinates_of_a_kind_are_counted_together(x64):
+    """Effects of groups: each row tells of one, so all rows tell how much a row tells."""
+    group = np.eye(M)[np.arange(len(Y)) % M]
+    together = survey_of((group, Y), logistic, can_draw=False, apart=~np.eye(M, dtype=bool))
+    frame = Frame(FRAME.center, np.diag([1.0, 2.0, 3.0]))
+    p = 1 / (1 + np.exp(-group @ FRAME.center))
+    gradients = np.abs(Y - p) * (group @ [1.0, 2.0, 3.0])
+    found = together.scales(searches(SCALE_GRID.num_counts, 1), frame, 2.0**-20, 90.0)
+    np.testing.assert_allclose(found, [on_grid(gradients, SCALE_GRID, 2.0**-20, 90.0)], rtol=1e-6)
+
+
+def test_a_kind_has_coordinates_of_which_no_row_has_two():
+    apart = np.zeros((5, 5), bool)
+    apart[np.ix_([1, 3], [1, 3])] = apart[np.ix_([2, 4], [2, 4])] = ~np.eye(2, dtype=bool)
+    expected = [[1, 0, 0, 0, 0], [0, 1, 0, 1, 0], [0, 0, 1, 0, 1]]
+    np.testing.assert_array_equal(kinds_of(5, apart), np.array(expected, bool))
+    np.testing.assert_array_equal(kinds_of(5, None), np.eye(5, dtype=bool))
 
 
 def test_slopes_are_quantiles_of_root_mean_squares(x64):
