@@ -1,6 +1,7 @@
 """Differentially private MCMC for NumPyro."""
 
 from numpyro_dp.arviz import to_arviz
+from numpyro_dp.formula.model import FormulaModel
 from numpyro_dp.kernels.barker import DPBarker
 from numpyro_dp.kernels.exponential_family import DPExponentialFamily
 from numpyro_dp.kernels.hmc import DPHMC
@@ -21,6 +22,7 @@ from numpyro_dp.tables.engines import JaxProcesses
 from numpyro_dp.tables.pieces import TableChangedError
 from numpyro_dp.tables.scan import scan
 from numpyro_dp.tools.auditing import AuditResult, audit
+from numpyro_dp.tools.glm import glm
 from numpyro_dp.tools.planning import RunPlan, plan
 from numpyro_dp.tools.rehearsal import Rehearsal, rehearse
 from numpyro_dp.tools.sums import NoisySum, release_sum
@@ -39,6 +41,7 @@ __all__ = [
     "DPPenalty",
     "ExponentialFamily",
     "FixedBatches",
+    "FormulaModel",
     "JaxProcesses",
     "NoisySum",
     "PoissonBatches",
@@ -54,6 +57,7 @@ __all__ = [
     "UnsupportedModelError",
     "audit",
     "decreasing_steps",
+    "glm",
     "plan",
     "rehearse",
     "release_sum",

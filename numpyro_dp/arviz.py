@@ -33,7 +33,8 @@ def to_arviz(
     Iterations that the budget did not cover are no draws, and are left out.
 
     :param mcmc: a finished run of a private kernel, in `numpyro_dp.MCMC` or in ``numpyro.infer.MCMC``.
-    :param coords, dims: as in ArviZ. Dimensions default to the names of the model's plates.
+    :param coords, dims: as in ArviZ. Dimensions default to the names of the model's plates; a `FormulaModel` names the
+        levels of its groups.
     :param posterior_predictive: of ``Predictive(model, mcmc.get_samples())(key, ...)``, for *public* arguments: what is
         computed for the table's rows tells what they are, and the guarantee does not cover it.
     :return: ``InferenceData`` (ArviZ 0.2x) or ``DataTree`` (ArviZ 1.x).
@@ -64,6 +65,7 @@ def to_arviz(
         predicted = _by_chain(posterior_predictive, shape, report.num_rows)
         groups["posterior_predictive"] = {name: values[:, :kept] for name, values in predicted.items()}
     named = {name for group in groups.values() for name in group}
+    coords = {**getattr(kernel.settings.model, "coords", {}), **(coords or {})}
     options = {"coords": coords, "dims": {name: list(names) for name, names in dims.items() if name in named}}
     results = arviz.from_dict(groups, **options) if _ARVIZ_MAJOR >= 1 else arviz.from_dict(**groups, **options)
 

@@ -1,0 +1,1 @@
+"""From a formula and what is public about the columns to a plain NumPyro model and its arguments."""

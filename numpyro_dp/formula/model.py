@@ -1,0 +1,323 @@
+"""`FormulaModel`: a formula as a plain NumPyro model, whose text can be read, copied and changed."""
+
+import linecache
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from numpyro_dp.formula.columns import Levels, Public, Range, code, describe, numbers, read, require_public
+from numpyro_dp.formula.design import Design, Effects, Outcome, split
+from numpyro_dp.formula.families import CAN_BE, FAMILIES, Family, predictor_scale
+
+_OTHER_NAMES = {
+    "binomial": "bernoulli",
+    "logistic": "bernoulli",
+    "normal": "gaussian",
+    "negbinomial": "negative_binomial",
+}
+
+
+class FormulaModel:
+    """A NumPyro model that is made of a formula and of what is public about the columns.
+
+        model = FormulaModel("visits ~ age + C(sex) + (1 | clinic)", "poisson", ranges={"age": (0, 100)}, levels=...)
+        print(model)  # a plain NumPyro model
+        mcmc = MCMC(DPHMC(model, eps=1.0), num_warmup=500, num_samples=1000)
+        mcmc.run(jax.random.key(0), **model.arguments(data))
+
+    Nothing in it comes from a table: levels, knots of splines and centres are those of the public ranges. Columns are
+    centred at the middle of what is public, so `Intercept` is for somebody there. Effects of a group are normal and
+    independent of one another.
+
+    :param formula: outcome, terms as formulaic reads them, and effects of groups, ``(1 | clinic)`` or
+        ``(age | clinic)``.
+    :param family: one of `numpyro_dp.formula.families.FAMILIES`.
+    :param ranges: for each column of numbers or dates, (lowest, highest); values outside are moved to these. That of
+        the outcome, which families with a scale of their own need (``gaussian``, ``gamma``), says how wide priors are;
+        it moves no values.
+    :param levels: for each column of categories, groups included, its values; a row with another one says nothing.
+    :param offset: arithmetic with columns that is added to the linear predictor, such as ``log(years)``.
+    :param unit: a column that tells whose each row is. Effects of it, ``(1 | person)``, are each person's.
+    :raises ValueError: if the formula uses what may mix rows, or a column about which nothing is public.
+    :ivar source: the model's text.
+    :ivar columns: of the table, that it needs; the outcome's is the last.
+    """
+
+    def __init__(
+        self,
+        formula: str,
+        family: str = "gaussian",
+        *,
+        ranges: Mapping[str, Sequence] | None = None,
+        levels: Mapping[str, Sequence] | None = None,
+        offset: str | None = None,
+        unit: str | None = None,
+    ):
+        family = _OTHER_NAMES.get(family, family)
+        if family not in FAMILIES:
+            raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}")
+        self.formula, self.family, self.unit = formula, family, unit
+        self._public = describe(ranges, levels)
+        outcome, terms, self._effects = split(formula)
+        self._outcome = Outcome(outcome)
+        self._design = Design(terms, self._public)
+        self._designs = [Design(effect.terms, self._public) for effect in self._effects]
+        self._offset = None if offset is None else Outcome(offset)
+        self._check()
+        self.source = "\n".join(self._lines())
+        self._function = _compiled(self.source)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self._function(*args, **kwargs)
+
+    @property
+    def __signature__(self) -> Any:
+        import inspect
+
+        return inspect.signature(self._function)
+
+    def __str__(self) -> str:
+        return self.source
+
+    def __repr__(self) -> str:
+        return f"FormulaModel({self.formula!r}, {self.family!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_function": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._function = _compiled(self.source)
+
+    @property
+    def _law(self) -> Family:
+        return FAMILIES[self.family]
+
+    @property
+    def columns(self) -> list[str]:
+        used = {*self._design.columns, *(name for design in self._designs for name in design.columns)}
+        used |= {effect.group for effect in self._effects} | ({self.unit} if self.unit else set())
+        used |= {self._offset.column} if self._offset else set()
+        return [*sorted(used - {self._outcome.column}), self._outcome.column]
+
+    def _check(self) -> None:
+        groups = [effect.group for effect in self._effects if effect.group != self.unit]
+        require_public(groups, self._public)
+        for group in groups:
+            if not isinstance(self._public[group], Levels):
+                raise ValueError(f"(... | {group}): give levels={{{group!r}: [...]}}, not a range")
+        if self._offset is not None:
+            require_public([self._offset.column], self._public)
+        column, law = self._outcome.column, self._law
+        given = self._public.get(column)
+        if law.has_levels and not isinstance(given, Levels):
+            raise ValueError(f"family {self.family!r} needs the outcome's levels: levels={{{column!r}: [...]}}")
+        if (law.is_identity or law.outcomes == "positive") and not isinstance(given, Range):
+            raise ValueError(
+                f"family {self.family!r} needs a public range of the outcome, by which priors are made: "
+                f"ranges={{{column!r}: (lowest, highest)}}, from the codebook and not from the table"
+            )
+        if isinstance(given, Levels) and not law.has_levels and (self.family != "bernoulli" or len(given.values) != 2):
+            raise ValueError(f"the outcome {column!r} has levels, but the family is {self.family!r}")
+        if not law.has_intercept and "Intercept" not in self._design.names:
+            raise ValueError(f"family {self.family!r}: leave '0 +' out; the cut points are the intercepts")
+        names = [effect.group for effect in self._effects]
+        if len(set(names)) != len(names):
+            raise ValueError(f"write all effects of a group in one bracket: {self.formula!r}")
+        if self._law.is_multiple and self._effects:
+            raise ValueError("family 'categorical' with effects of groups: write the model (print(FormulaModel(...)))")
+
+    # -- The model's text --------------------------------------------------------------------------------------------
+
+    def _lines(self) -> list[str]:
+        law, column = self._law, self._outcome.column
+        given = self._public.get(column)
+        ends = None
+        if isinstance(given, Range):
+            ends = tuple(float(end) for end in self._outcome(np.asarray(given.ends, float)))
+            if not (np.isfinite(ends).all() and ends[0] < ends[1]):
+                raise ValueError(
+                    f"{self._outcome.text} is not finite, or falls, on the range {given.low:g} to {given.high:g} of "
+                    f"{column!r}: narrow the range"
+                )
+        middle, scale = predictor_scale(law, ends)  # type: ignore[arg-type]
+        num_levels = len(given.values) if isinstance(given, Levels) else 2
+        arguments = ["X", *(_name(effect.group) for effect in self._effects)]
+        with_slopes = [e for e, d in zip(self._effects, self._designs, strict=True) if d.names != ["Intercept"]]
+        arguments += [f"X_{_name(effect.group)}" for effect in with_slopes]
+        arguments += ["offset"] if self._offset else []
+        if self.unit and not self._has_unit_effects:
+            arguments.append(_name(self.unit))
+        arguments += ["observed=True", "y=None"] + (["num_units=1"] if self._has_unit_effects else [])
+        lines = [f"def model({', '.join(arguments)}):", f'    """{self.formula}, {self.family}"""']
+        lines += self._population_lines(middle, scale, num_levels)
+        for effect, design in zip(self._effects, self._designs, strict=True):
+            lines += self._effect_lines(effect, design, scale)
+        if self._offset:
+            lines.append(f"    eta = eta + offset  # {self._offset.text}")
+        lines += [f"    {line.format(scale=_short(scale), levels=num_levels)}" for line in law.priors]
+        lines += ['    with numpyro.plate("rows", X.shape[0]), numpyro.handlers.mask(mask=observed):']
+        return [*lines, f'        numpyro.sample("{column}", {law.likelihood}, obs=y)']
+
+    @property
+    def _has_unit_effects(self) -> bool:
+        return any(effect.group == self.unit for effect in self._effects)
+
+    def _population_lines(self, middle: float, scale: float, num_levels: int) -> list[str]:
+        law, design, of_x = self._law, self._design, self._in_x
+        each = f".expand([{num_levels - 1}]).to_event(1)" if law.is_multiple else ""
+        lines, terms = [], []
+        if "Intercept" in design.names and law.has_intercept:
+            prior = f"dist.Normal({_short(middle)}, {_short(2.5 * scale)}){each}"
+            lines.append(f'    intercept = numpyro.sample("Intercept", {prior})')
+            terms.append("intercept")
+        if len(of_x):
+            lines.append("    slopes = [")
+            for k in of_x:
+                prior = f"dist.Normal(0.0, {_short(2.5 * scale / design.spread[k])}){each}"
+                lines.append(f'        numpyro.sample("{_site(design.names[k])}", {prior}),')
+            lines.append("    ]")
+            x = "X"
+            if (center := design.center[of_x]).any():
+                lines.append(f"    center = jnp.array([{', '.join(map(_short, center))}])  # of the public ranges")
+                x = "(X - center)"
+            terms.append(f"{x} @ jnp.stack(slopes)")
+        if not len(of_x):
+            terms.append(f"jnp.zeros((X.shape[0], {num_levels - 1}))" if law.is_multiple else "jnp.zeros(X.shape[0])")
+        return [*lines, f"    eta = {' + '.join(terms)}"]
+
+    @property
+    def _in_x(self) -> np.ndarray:
+        """Columns of the design that are columns of `X`: all but the intercept."""
+        return np.array([k for k, name in enumerate(self._design.names) if name != "Intercept"], int)
+
+    def _effect_lines(self, effect: Effects, design: Design, scale: float) -> list[str]:
+        group = _name(effect.group)
+        of_unit = effect.group == self.unit
+        size = "num_units" if of_unit else str(len(self._public[effect.group].values))  # type: ignore[union-attr]
+        lines, effects = [], []
+        for k, name in enumerate(design.names):
+            site = f"{'1' if name == 'Intercept' else _site(name)}|{effect.group}"
+            sd = f"{group}_sd{k}" if len(design.names) > 1 else f"{group}_sd"
+            prior = _short(2.5 * scale / design.spread[k])
+            lines.append(f'    {sd} = numpyro.sample("{site}_sigma", dist.HalfNormal({prior}))')
+            effects.append((site, sd))
+        lines.append(f'    with numpyro.plate("{self._plate(effect.group)}", {size}):')
+        for k, (site, sd) in enumerate(effects):
+            lines.append(f'        {group}_effect{k} = numpyro.sample("{site}", dist.Normal(0.0, {sd}))')
+        of_x = [k for k, name in enumerate(design.names) if name != "Intercept"]
+        x = f"X_{group}"
+        if design.center[of_x].any():
+            lines.append(f"    {x} = {x} - jnp.array([{', '.join(map(_short, design.center[of_x]))}])")
+        for k, name in enumerate(design.names):
+            times = "" if name == "Intercept" else f" * {x}[:, {of_x.index(k)}]"
+            lines.append(f"    eta = eta + {group}_effect{k}[{group}]{times}")
+        return lines
+
+    def _plate(self, group: str) -> str:
+        taken = {"rows", self._outcome.column, *self._design.names}
+        return f"{group}_" if group in taken else group
+
+    @property
+    def coords(self) -> dict[str, list]:
+        """Names of groups, by dimension of the posterior; `numpyro_dp.to_arviz` uses them."""
+        groups = [effect.group for effect in self._effects if effect.group != self.unit]
+        return {self._plate(group): list(self._public[group].values) for group in groups}  # type: ignore[union-attr]
+
+    # -- Its arguments -----------------------------------------------------------------------------------------------
+
+    def arguments(self, data: Any) -> dict[str, Any]:
+        """The model's arguments for a table, or for public people: without the outcome, if `data` have none.
+
+        A row in which a value is missing, or is not among the levels, is masked: it says nothing.
+
+        :param data: a pandas, Polars or Arrow table, or a mapping from names to arrays.
+        """
+        known = set(data.column_names if hasattr(data, "column_names") else data)
+        has_outcome = self._outcome.column in known
+        table = read(data, self.columns if has_outcome else self.columns[:-1])
+        num_rows = len(next(iter(table.values())))
+        missing = np.zeros(num_rows, bool)
+        coded = {}
+        for name in {name for design in (self._design, *self._designs) for name in design.columns}:
+            coded[name], without = code(name, table[name], self._public[name])
+            missing |= without
+        found: dict[str, Any] = {}
+        for effect, design in zip(self._effects, self._designs, strict=True):
+            name = _name(effect.group)
+            if effect.group == self.unit:
+                found[name] = _units(table[self.unit])
+                found["num_units"] = int(found[name].max()) + 1
+            else:
+                found[name], without = code(effect.group, table[effect.group], self._public[effect.group])
+                missing |= without
+            if design.names != ["Intercept"]:
+                columns = [k for k, of in enumerate(design.names) if of != "Intercept"]
+                found[f"X_{name}"] = design.matrix(coded, num_rows)[:, columns]
+        if self.unit and not self._has_unit_effects:
+            found[_name(self.unit)] = _units(table[self.unit])
+        if self._offset:
+            values, without = code(self._offset.column, table[self._offset.column], self._public[self._offset.column])
+            found["offset"] = self._offset(values)
+            missing |= without
+        if has_outcome:
+            found["y"], without = self._outcomes(table[self._outcome.column])
+            missing |= without
+        found["X"] = self._design.matrix(coded, num_rows)[:, self._in_x]
+        found["observed"] = ~missing
+        return {name: _narrow(value) for name, value in found.items()}
+
+    def _outcomes(self, series: Any) -> tuple[np.ndarray, np.ndarray]:
+        column, law = self._outcome.column, self._law
+        given: Public | None = self._public.get(column)
+        if isinstance(given, Levels):
+            return code(column, series, given)
+        values = self._outcome(numbers(column, series))
+        with np.errstate(invalid="ignore"):
+            possible = CAN_BE[law.outcomes](values)
+        harmless = np.where(possible, values, 0.5)
+        is_whole = law.outcomes in ("counts", "yes or no")
+        return (harmless.astype(np.int64) if is_whole else harmless), ~possible
+
+
+def _compiled(source: str) -> Callable:
+    """The function, whose lines tracebacks show."""
+    import jax
+    import jax.numpy as jnp
+    import numpyro
+    import numpyro.distributions as dist
+
+    name = f"<formula {hash(source):x}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    names: dict[str, Any] = {"jax": jax, "jnp": jnp, "numpyro": numpyro, "dist": dist}
+    exec(compile(source, name, "exec"), names)
+    return names["model"]
+
+
+def _units(series: Any) -> np.ndarray:
+    """0, 1, 2, ..., in the order in which they come."""
+    import pandas as pd
+
+    return pd.factorize(series, use_na_sentinel=False)[0]
+
+
+def _name(column: str) -> str:
+    """Of an argument."""
+    return f"{column}_" if column in ("X", "y", "offset", "num_units", "center", "eta") else column
+
+
+def _site(name: str) -> str:
+    return re.sub(r'["\\]', "'", name)
+
+
+def _short(value: float) -> str:
+    text = f"{float(value):.4g}"
+    return text if any(mark in text for mark in ".en") else f"{text}.0"
+
+
+def _narrow(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    return value if value.dtype == bool else value.astype(np.float32 if value.dtype.kind == "f" else np.int32)

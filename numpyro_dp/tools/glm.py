@@ -1,0 +1,70 @@
+"""`glm`: a regression by a formula, from a data frame to a posterior that may be published."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from numpyro_dp.formula.columns import read
+from numpyro_dp.formula.model import FormulaModel
+from numpyro_dp.kernels.hmc import DPHMC
+from numpyro_dp.mcmc import MCMC
+
+
+def glm(
+    formula: str,
+    data: Any,
+    family: str = "gaussian",
+    *,
+    eps: float,
+    ranges: Mapping[str, Sequence] | None = None,
+    levels: Mapping[str, Sequence] | None = None,
+    offset: str | None = None,
+    unit: str | None = None,
+    num_warmup: int = 500,
+    num_samples: int = 1000,
+    num_chains: int = 1,
+    rng_key: jax.Array | None = None,
+    progress_bar: bool = True,
+    verbose: bool = True,
+    **options: Any,
+) -> MCMC:
+    """Fit a generalised linear (mixed) model by its formula.
+
+        mcmc = glm(
+            "visits ~ age + C(sex) + (1 | clinic)", data, family="poisson", eps=1.0,
+            ranges={"age": (0, 100)}, levels={"sex": ["f", "m"], "clinic": range(12)},
+        )
+        mcmc.print_summary()
+
+    It makes a `FormulaModel`, a plain NumPyro model that it prints, and runs ``MCMC(DPHMC(model, eps))`` with it: the
+    guarantee is theirs. Ranges and levels are public: take them from the codebook, not from the table. To look at the
+    model before anything is paid, ``print(FormulaModel(...))``; for new people,
+    ``Predictive(model, mcmc.get_samples())(key, **model.arguments(people))`` with ``model = mcmc.sampler.settings.model``.
+
+    :param formula, family, ranges, levels, offset: see `FormulaModel`.
+    :param data: a pandas, Polars or Arrow table, or a mapping from names to arrays; one row per person, or `unit`.
+    :param eps: the price of all that is handed out.
+    :param unit: the column that tells whose each row is: the guarantee is for a person with all rows.
+    :param num_warmup, num_samples, num_chains, rng_key, progress_bar: of the `MCMC`.
+    :param verbose: whether to print the model.
+    :param options: of `DPHMC`: `delta`, `budget`, `prepare`, ...
+    :return: the `MCMC` that has run.
+    """
+    from pandas.api.types import is_bool_dtype
+
+    known = {name for named in (ranges, levels) for name in named or {}}
+    columns = [str(name) for name in (data.column_names if hasattr(data, "column_names") else data)]
+    table = read(data, [name for name in columns if name not in known and name != unit])
+    truths = {name: (False, True) for name, series in table.items() if is_bool_dtype(series.dtype)}
+    outcome = formula.split("~")[0].strip()
+    truths.pop(outcome, None)
+    model = FormulaModel(formula, family, ranges=ranges, levels={**truths, **(levels or {})}, offset=offset, unit=unit)
+    if verbose:
+        print(f"{model}\n")
+    kernel = DPHMC(model, eps, **(options | ({"unit": unit} if unit else {})))
+    mcmc = MCMC(
+        kernel, num_warmup=num_warmup, num_samples=num_samples, num_chains=num_chains, progress_bar=progress_bar
+    )
+    mcmc.run(jax.random.key(0) if rng_key is None else rng_key, **model.arguments(data))
+    return mcmc

@@ -1,0 +1,212 @@
+"""A formula's coding rests on what is public: a row is coded by itself, and what may mix rows is refused."""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from numpyro_dp.formula.columns import Levels, Range, describe, read
+from numpyro_dp.formula.columns import code as code_column
+from numpyro_dp.formula.design import Design, Outcome, split
+from numpyro_dp.formula.model import FormulaModel
+
+RANGES = {"age": (18, 90), "dose": (0.5, 20), "since": ("2020-01-01", "2021-01-01")}
+LEVELS = {"sex": ["f", "m"], "arm": ["a", "b", "c"], "clinic": range(4), "smokes": [False, True]}
+PUBLIC = describe(RANGES, LEVELS)
+
+TERMS = [
+    "age + dose",
+    "age * C(sex) + arm:dose",
+    "bs(age, df=5) + cr(dose, df=4)",
+    "poly(age, 3) + log(dose) + np.sqrt(age)",
+    "scale(age) + center(dose) + I(age ** 2 / 100)",
+    "C(arm, contr.treatment(base='b')) + C(sex, contr.sum) + smokes",
+    "0 + C(arm) + since",
+    "cc(age, df=4) + maximum(age, 50) + {dose / age}",
+    "1",
+]
+
+
+def people(n, seed=0):
+    rng = np.random.default_rng(seed)
+    days = rng.integers(0, 366, n).astype("timedelta64[D]")
+    return pd.DataFrame(
+        {
+            "age": rng.uniform(18, 90, n),
+            "dose": rng.uniform(0.5, 20, n),
+            "since": np.datetime64("2020-01-01") + days,
+            "sex": rng.choice(["f", "m"], n),
+            "arm": rng.choice(["a", "b", "c"], n),
+            "clinic": rng.integers(0, 4, n),
+            "smokes": rng.random(n) < 0.3,
+            "y": rng.normal(size=n),
+        }
+    )
+
+
+def hostile(n=8):
+    table = people(n, seed=1).astype({"age": float, "dose": float, "sex": object, "arm": object})
+    table.loc[0, "age"], table.loc[1, "dose"] = np.nan, np.inf
+    table.loc[2, "age"], table.loc[3, "dose"] = -1e300, 1e300
+    table.loc[4, "sex"], table.loc[5, "arm"] = None, "no such arm"
+    return table
+
+
+def coded(table):
+    found = {name: code_column(name, series, PUBLIC[name]) for name, series in read(table, list(PUBLIC)).items()}
+    return {name: values for name, (values, _) in found.items()}
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_a_row_is_coded_by_itself(terms):
+    """Alone, among others, and beside rows that are far out: the same numbers. Nothing warns of a row."""
+    design = Design(terms, PUBLIC)
+    table = pd.concat([people(20), hostile()], ignore_index=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole = design.matrix(coded(table), len(table))
+        alone = [design.matrix(coded(table.iloc[[k]]), 1) for k in range(len(table))]
+    assert whole.shape == (len(table), len(design.names))
+    assert np.isfinite(whole).all()
+    np.testing.assert_array_equal(whole, np.concatenate(alone))
+
+
+def test_levels_and_knots_are_those_of_the_public_ranges():
+    one = Design("bs(age, df=4) + C(arm)", PUBLIC)
+    assert [name for name in one.names if "arm" in name] == ["C(arm)[T.b]", "C(arm)[T.c]"]
+    values = one.matrix({"age": np.array([18.0, 54.0, 90.0]), "arm": np.array([0, 0, 0])}, 3)
+    np.testing.assert_allclose(values[0, 1:5], 0, atol=1e-12)
+    assert values[2, 4] == pytest.approx(1)
+    centred = Design("center(age)", PUBLIC)
+    np.testing.assert_allclose(centred.matrix({"age": np.array([54.0])}, 1)[0, 1], 0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        "lag(age)",
+        "I(age - age.mean())",
+        "I(age / np.mean(age))",
+        "np.cumsum(age)",
+        "I(age[::-1])",
+        "hashed(arm, levels=3)",
+        "I((lambda x: x)(age))",
+        "I([k for k in age])",
+        "np.linalg.norm(age)",
+        "secret(age)",
+        "I(age > 50)",
+        "Q('age')",
+    ],
+)
+def test_what_may_mix_rows_is_refused(terms):
+    with pytest.raises(ValueError, match="not known to keep rows apart"):
+        Design(terms, PUBLIC)
+
+
+def test_nothing_of_the_callers_is_seen():
+    age = np.full(5, 7.0)  # a name that formulaic would take from here
+    with pytest.raises(ValueError, match="nothing is public about 'height'"):
+        Design("height", PUBLIC)
+    assert len(age) == 5
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ("log(age - 18)", "not finite on all of the public range"),
+        ("I(0 * age)", "is the same on all of the public range"),
+        ("`a column`", "rename it"),
+    ],
+)
+def test_terms_that_make_no_sense_on_the_public_range(terms, message):
+    with pytest.raises(ValueError, match=message):
+        Design(terms, PUBLIC)
+
+
+@pytest.mark.parametrize(
+    ("formula", "expected"),
+    [
+        ("y ~ age + C(sex) + (1 | clinic)", ("y", "age + C(sex)", ["1|clinic"])),
+        ("y ~ (1 | clinic)", ("y", "1", ["1|clinic"])),
+        ("log(y) ~ (0 + age | clinic) + age", ("log(y)", "age", ["0 + age|clinic"])),
+        ("y ~ age + (1 | clinic) + dose + (age | arm)", ("y", "age + dose", ["1|clinic", "age|arm"])),
+    ],
+)
+def test_effects_of_groups_are_read(formula, expected):
+    outcome, terms, effects = split(formula)
+    assert (outcome, " ".join(terms.split()), [str(effect) for effect in effects]) == expected
+
+
+@pytest.mark.parametrize("formula", ["y", "y ~ a ~ b", "y ~ (bs(age) | clinic)", "y ~ (1 | a/b)"])
+def test_formulas_that_cannot_be_read(formula):
+    with pytest.raises(ValueError, match=r"formula is|cannot read|a group is one column"):
+        split(formula)
+
+
+def test_an_outcome_is_arithmetic_with_one_column():
+    assert Outcome("log(y + 1)").column == "y"
+    np.testing.assert_allclose(Outcome("np.log(y)")(np.array([1.0, np.e])), [0, 1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Outcome("log(y)")(np.array([0.0, -1.0])).shape == (2,)
+    for text in ("a + b", "poly(y, 2)", "lag(y)", "y.mean()"):
+        with pytest.raises(ValueError, match=r"must be one column|keep rows apart"):
+            Outcome(text)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "levels", "message"),
+    [
+        ({"age": (90, 18)}, {}, "must be finite and rise"),
+        ({"age": (0, np.inf)}, {}, "must be finite and rise"),
+        ({"age": "ab"}, {}, "must be a pair"),
+        ({"age": (0, 1)}, {"age": [0, 1]}, "in both `ranges` and `levels`"),
+        ({}, {"sex": ["f", "f"]}, "two or more values, each once"),
+    ],
+)
+def test_what_is_public_is_checked(ranges, levels, message):
+    with pytest.raises(ValueError, match=message):
+        describe(ranges, levels)
+
+
+def test_columns_of_another_type_are_refused_by_type_alone():
+    with pytest.raises(TypeError, match="make numbers of it"):
+        code_column("age", pd.Series(["12", "13"], dtype=object), Range(0, 100))
+    with pytest.raises(TypeError, match="its levels are texts"):
+        code_column("sex", pd.Series([0, 1]), Levels(("f", "m")))
+
+
+def test_frames_of_all_kinds_give_the_same():
+    pyarrow = pytest.importorskip("pyarrow")
+    table = people(30)
+    model = FormulaModel(
+        "y ~ age + since + C(arm) + smokes + (1 | clinic)", ranges=RANGES | {"y": (-4, 4)}, levels=LEVELS
+    )
+    expected = model.arguments(table)
+    others = [pyarrow.Table.from_pandas(table), {name: table[name].to_numpy() for name in table}]
+    others.append(table.convert_dtypes().set_index(np.arange(30)[::-1]))
+    for other in others:
+        found = model.arguments(other)
+        assert found.keys() == expected.keys()
+        for name, values in expected.items():
+            np.testing.assert_array_equal(found[name], values)
+
+
+def test_neighbouring_tables_differ_in_the_arguments_of_that_row_only():
+    model = FormulaModel("y ~ bs(age, df=4) * arm + (age | clinic)", ranges=RANGES | {"y": (-4, 4)}, levels=LEVELS)
+    table, other = people(12), people(12)
+    other.loc[5, ["age", "arm", "clinic", "y"]] = [1e9, "c", 3, np.nan]
+    one, two = model.arguments(table), model.arguments(other)
+    for name, values in one.items():
+        np.testing.assert_array_equal(np.delete(values, 5, 0), np.delete(two[name], 5, 0))
+        assert values.dtype == two[name].dtype
+    assert (one["observed"][5], two["observed"][5]) == (True, False)
+
+
+def test_rows_with_missing_values_are_masked():
+    model = FormulaModel("y ~ age + dose + C(sex) + C(arm)", ranges=RANGES | {"y": (-4, 4)}, levels=LEVELS)
+    found = model.arguments(hostile())
+    np.testing.assert_array_equal(found["observed"], [False, False, True, True, False, False, True, True])
+    assert np.isfinite(found["X"]).all()
+    assert "y" not in model.arguments(people(5).drop(columns="y"))

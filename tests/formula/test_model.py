@@ -1,0 +1,255 @@
+"""The models that formulas make: plain NumPyro models, whose densities are those that the formulas mean."""
+
+import inspect
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas as pd
+import pytest
+from numpyro.handlers import seed, substitute, trace
+from scipy import stats
+from scipy.special import expit, softmax
+
+from numpyro_dp import DPHMC, MCMC, FormulaModel, PrivacyBudgetError, glm, to_arviz
+from numpyro_dp.formula.families import FAMILIES
+
+N = 40
+_rng = np.random.default_rng(0)
+AGE = _rng.uniform(20, 80, N)
+MALE = _rng.integers(0, 2, N)
+CLINIC = _rng.integers(0, 3, N)
+TABLE = pd.DataFrame({"age": AGE, "sex": np.where(MALE, "m", "f"), "clinic": CLINIC})
+RANGES, LEVELS = {"age": (0, 100)}, {"sex": ["f", "m"], "clinic": [0, 1, 2]}
+VALUES = {
+    "Intercept": 0.3,
+    "age": 0.01,
+    "C(sex)[T.m]": -0.4,
+    "1|clinic_sigma": 0.5,
+    "1|clinic": np.array([0.2, -0.3, 0.1]),
+}
+ETA = 0.3 + 0.01 * (AGE - 50) - 0.4 * (MALE - 0.5) + VALUES["1|clinic"][CLINIC]
+
+COUNTS = _rng.poisson(2, N)
+GRADES = _rng.integers(0, 3, N)
+POSITIVE = _rng.gamma(2, 1, N)
+SHARES = _rng.beta(2, 3, N)
+NAMES = np.array(["low", "mid", "high"])
+CUTS = np.array([-0.5, 0.8])
+
+# Outcomes, further parameters, and the log likelihood by hand.
+CASES = {
+    "gaussian": (POSITIVE, {"sigma": 1.5}, lambda y: stats.norm.logpdf(y, ETA, 1.5)),
+    "student_t": (POSITIVE, {"sigma": 1.5, "df": 4.0}, lambda y: stats.t.logpdf(y, 4, ETA, 1.5)),
+    "bernoulli": (MALE, {}, lambda y: stats.bernoulli.logpmf(y, expit(ETA))),
+    "poisson": (COUNTS, {}, lambda y: stats.poisson.logpmf(y, np.exp(ETA))),
+    "negative_binomial": (
+        COUNTS,
+        {"concentration": 3.0},
+        lambda y: stats.nbinom.logpmf(y, 3, 3 / (3 + np.exp(ETA))),
+    ),
+    "gamma": (POSITIVE, {"shape": 2.0}, lambda y: stats.gamma.logpdf(y, 2, scale=np.exp(ETA) / 2)),
+    "beta": (SHARES, {"precision": 5.0}, lambda y: stats.beta.logpdf(y, 5 * expit(ETA), 5 * expit(-ETA))),
+}
+
+
+def log_likelihood(model, values, arguments):
+    sites = trace(substitute(seed(model, 0), values)).get_trace(**arguments)
+    site = sites["out"]
+    return np.asarray(site["fn"].log_prob(site["value"]))
+
+
+def made(family, formula="out ~ age + C(sex) + (1 | clinic)", ranges=None, levels=None, **options):
+    outcome = {} if family not in ("gaussian", "student_t", "gamma") else {"out": (0.1, 10)}
+    return FormulaModel(
+        formula, family, ranges=RANGES | outcome | (ranges or {}), levels=LEVELS | (levels or {}), **options
+    )
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_the_density_is_that_of_the_family(family):
+    outcomes, others, by_hand = CASES[family]
+    arguments = made(family).arguments(TABLE.assign(out=outcomes))
+    found = log_likelihood(made(family), VALUES | others, arguments)
+    y = outcomes.astype(np.float32).astype(float) if outcomes.dtype.kind == "f" else outcomes
+    np.testing.assert_allclose(found, by_hand(y), rtol=1e-3, atol=2e-3)
+
+
+def test_grades_have_cut_points_in_the_place_of_an_intercept():
+    model = made("ordinal", levels={"out": ["low", "mid", "high"]})
+    arguments = model.arguments(TABLE.assign(out=NAMES[GRADES]))
+    found = log_likelihood(model, VALUES | {"cuts": CUTS}, arguments)
+    below = expit(np.append(CUTS, np.inf) - (ETA - 0.3)[:, None])
+    chances = np.diff(below, axis=1, prepend=0)
+    np.testing.assert_allclose(found, np.log(chances[np.arange(N), GRADES]), rtol=1e-3, atol=1e-4)
+
+
+def test_categories_have_a_predictor_for_each_but_the_first():
+    model = made("categorical", "out ~ age + C(sex)", levels={"out": ["low", "mid", "high"]})
+    values = {"Intercept": np.array([0.1, 0.2]), "age": np.array([0.01, -0.02]), "C(sex)[T.m]": np.array([0.3, -0.1])}
+    eta = values["Intercept"] + np.outer(AGE - 50, values["age"]) + np.outer(MALE - 0.5, values["C(sex)[T.m]"])
+    found = log_likelihood(model, values, model.arguments(TABLE.assign(out=NAMES[GRADES])))
+    chances = softmax(np.column_stack([np.zeros(N), eta]), axis=1)
+    np.testing.assert_allclose(found, np.log(chances[np.arange(N), GRADES]), rtol=1e-3, atol=1e-4)
+
+
+def test_slopes_of_groups_offsets_and_outcomes_that_are_transformed():
+    model = FormulaModel(
+        "log(out) ~ age + (1 + age | clinic)",
+        ranges=RANGES | {"out": (0.1, 10), "years": (1, 5)},
+        levels=LEVELS,
+        offset="log(years)",
+    )
+    years = _rng.uniform(1, 5, N)
+    arguments = model.arguments(TABLE.assign(out=POSITIVE, years=years))
+    slopes = np.array([0.02, -0.01, 0.0])
+    values = {"Intercept": 0.3, "age": 0.01, "1|clinic": VALUES["1|clinic"], "age|clinic": slopes, "sigma": 0.7}
+    values |= {"1|clinic_sigma": 0.5, "age|clinic_sigma": 0.02}
+    eta = 0.3 + 0.01 * (AGE - 50) + VALUES["1|clinic"][CLINIC] + slopes[CLINIC] * (AGE - 50) + np.log(years)
+    expected = stats.norm.logpdf(np.log(POSITIVE), eta, 0.7)
+    np.testing.assert_allclose(log_likelihood_of(model, values, arguments), expected, rtol=1e-3, atol=1e-3)
+
+
+def log_likelihood_of(model, values, arguments):
+    sites = trace(substitute(seed(model, 0), values)).get_trace(**arguments)
+    (site,) = (site for site in sites.values() if site["type"] == "sample" and site["is_observed"])
+    return np.asarray(site["fn"].log_prob(site["value"]))
+
+
+def test_priors_are_as_wide_as_the_public_ranges_say():
+    """2.5 scales of the linear predictor, over the spread of the column: as rstanarm's, by what is public."""
+    sites = trace(seed(made("gaussian"), 0)).get_trace(**made("gaussian").arguments(TABLE.assign(out=POSITIVE)))
+    scale = (10 - 0.1) / 4
+    assert sites["age"]["fn"].scale == pytest.approx(2.5 * scale / (100 / np.sqrt(12)), rel=1e-2)
+    assert sites["Intercept"]["fn"].loc == pytest.approx((10 + 0.1) / 2, rel=1e-3)
+    assert sites["sigma"]["fn"].scale == pytest.approx(scale, rel=1e-3)
+    assert sites["1|clinic_sigma"]["fn"].scale == pytest.approx(2.5 * scale, rel=1e-3)
+
+
+def test_the_text_is_the_model():
+    """Copied into a file, it is the same model."""
+    model = made("poisson")
+    names = {"jax": jax, "jnp": jnp, "numpyro": numpyro, "dist": dist}
+    exec(str(model), names)
+    arguments = model.arguments(TABLE.assign(out=COUNTS))
+    np.testing.assert_array_equal(
+        log_likelihood(names["model"], VALUES, arguments), log_likelihood(model, VALUES, arguments)
+    )
+    assert list(inspect.signature(model).parameters) == ["X", "clinic", "observed", "y"]
+    assert pickle.loads(pickle.dumps(model)).source == model.source
+
+
+@pytest.mark.parametrize(
+    ("family", "formula", "options", "message"),
+    [
+        ("gauss", "out ~ age", {}, "family must be one of gaussian, student_t"),
+        ("gaussian", "out ~ age", {"ranges": {"age": (0, 1)}}, "needs a public range of the outcome"),
+        ("ordinal", "out ~ age", {"ranges": {"age": (0, 1)}}, "needs the outcome's levels"),
+        ("poisson", "out ~ height", {}, r"ranges=\{'height': \(lowest, highest\)\}"),
+        ("poisson", "out ~ 1 + (1 | clinic)", {}, "nothing is public about 'clinic'"),
+        ("poisson", "out ~ 1 + (1 | g)", {"ranges": {"g": (0, 1)}}, "not a range"),
+        ("poisson", "out ~ age", {"ranges": {"age": (0, 1)}, "levels": {"out": [0, 1]}}, "has levels, but the family"),
+        (
+            "ordinal",
+            "out ~ 0 + age",
+            {"ranges": {"age": (0, 1)}, "levels": {"out": [0, 1]}},
+            "the cut points are the intercepts",
+        ),
+        (
+            "poisson",
+            "out ~ (1 | g) + (0 + age | g)",
+            {"ranges": {"age": (0, 1)}, "levels": {"g": [0, 1]}},
+            "in one bracket",
+        ),
+        (
+            "gaussian",
+            "log(out) ~ age",
+            {"ranges": {"age": (0, 1), "out": (0, 5)}},
+            "not finite, or falls, on the range 0 to 5",
+        ),
+    ],
+)
+def test_what_is_missing_is_said_before_a_table_is_there(family, formula, options, message):
+    with pytest.raises(ValueError, match=message):
+        FormulaModel(formula, family, **options)
+
+
+def test_every_family_is_tested():
+    assert {*CASES, "ordinal", "categorical"} == set(FAMILIES)
+
+
+def people(n, seed):
+    rng = np.random.default_rng(seed)
+    table = pd.DataFrame(
+        {"age": rng.uniform(18, 90, n), "smokes": rng.random(n) < 0.3, "clinic": rng.choice(list("abcd"), n)}
+    )
+    effect = dict(zip("abcd", [0.4, -0.3, 0.0, 0.2], strict=True))
+    rate = np.exp(0.3 + 0.015 * (table.age - 50) + 0.5 * (table.smokes - 0.5) + table.clinic.map(effect))
+    return table.assign(visits=rng.poisson(rate))
+
+
+def test_glm_goes_from_a_frame_to_a_posterior(capsys):
+    table = people(20_000, 0)
+    table.loc[::50, "age"] = np.nan
+    mcmc = glm(
+        "visits ~ age + smokes + (1 | clinic)",
+        table,
+        "poisson",
+        eps=3.0,
+        ranges={"age": (0, 100)},
+        levels={"clinic": list("abcd")},
+        num_warmup=300,
+        num_samples=500,
+        progress_bar=False,
+    )
+    assert "dist.Poisson(jnp.exp(eta))" in capsys.readouterr().out
+    draws = mcmc.get_samples()
+    for name, truth in {"age": 0.015, "smokes[T.True]": 0.5}.items():
+        assert abs(draws[name].mean() - truth) < 6 * draws[name].std()
+        assert draws[name].std() < 0.1 * truth
+    assert (mcmc.privacy.eps, mcmc.privacy.posterior.trusted) == (3.0, True)
+    assert {"X", "clinic", "observed", "y"} == {text.split()[0] for text in mcmc.privacy.private_arguments}
+    model, idata = mcmc.sampler.settings.model, to_arviz(mcmc)
+    assert list(idata["posterior"]["clinic"].values) == list("abcd")
+    again = pickle.loads(pickle.dumps(mcmc))
+    assert again.sampler.settings.model.source == model.source
+    public = model.arguments({"age": [40.0], "smokes": [True], "clinic": ["b"]})
+    predicted = numpyro.infer.Predictive(model, draws)(jax.random.key(1), **public)["visits"]
+    assert predicted.shape == (500, 1)
+    assert 0.5 < predicted.mean() < 3
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore::numpyro_dp.PosteriorWarning")
+def test_glm_of_persons_with_several_rows():
+    """Effects of the protected unit are integrated out; ids may be texts."""
+    rng = np.random.default_rng(0)
+    person = np.repeat(np.arange(3_000), 3)
+    age = rng.uniform(18, 90, 3_000)[person]
+    eta = -0.2 + 0.03 * (age - 50) + rng.normal(0, 0.8, 3_000)[person]
+    table = pd.DataFrame({"age": age, "ill": rng.random(9_000) < expit(eta), "person": [f"p{k}" for k in person]})
+    mcmc = glm(
+        "ill ~ age + (1 | person)",
+        table,
+        "bernoulli",
+        eps=3.0,
+        ranges={"age": (0, 100)},
+        unit="person",
+        progress_bar=False,
+    )
+    draws = mcmc.get_samples()
+    assert set(draws) == {"Intercept", "age", "1|person_sigma"}
+    assert abs(draws["age"].mean() - 0.03) < 6 * draws["age"].std()
+    assert "person" in mcmc.privacy.unit
+
+
+def test_an_unneeded_unit_is_still_the_unit():
+    table = pd.DataFrame({"age": [30.0, 40.0] * 10, "ill": [0, 1] * 10, "person": np.repeat(np.arange(10), 2)})
+    model = FormulaModel("ill ~ age", "bernoulli", ranges={"age": (0, 100)}, unit="person")
+    assert list(inspect.signature(model).parameters) == ["X", "person", "observed", "y"]
+    kernel = DPHMC(model, eps=1.0, unit="person")
+    with pytest.raises(PrivacyBudgetError, match="10 units"):
+        MCMC(kernel, num_warmup=5, num_samples=5).run(jax.random.key(0), **model.arguments(table))
