@@ -6,7 +6,9 @@ anything but numbers within public ranges and public levels.
 """
 
 import datetime
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +128,14 @@ def code(name: str, series: Any, column: Public) -> tuple[np.ndarray, np.ndarray
     return np.where(missing, (low + high) / 2, np.clip(values, low, high)), missing
 
 
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without warnings, whose text would tell of rows."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        yield
+
+
 def numbers(name: str, series: Any) -> np.ndarray:
     """A column of numbers, or of true and false; NaN where there is none."""
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
@@ -142,7 +152,8 @@ def numbers(name: str, series: Any) -> np.ndarray:
 def _days(series: Any, column: Range) -> np.ndarray:
     import pandas as pd
 
-    dates = pd.to_datetime(series, errors="coerce", utc=True).dt.tz_localize(None)
+    with quietly():  # of dates whose format is not clear
+        dates = pd.to_datetime(series, errors="coerce", utc=True).dt.tz_localize(None)
     return ((dates - pd.Timestamp(column.low)) / pd.Timedelta(days=1)).to_numpy(dtype=float, na_value=np.nan)
 
 

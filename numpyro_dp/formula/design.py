@@ -7,15 +7,13 @@ row: only operations that keep rows apart are allowed in a formula.
 
 import ast
 import re
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from numpyro_dp.formula.columns import Levels, Public, made_up, require_public
+from numpyro_dp.formula.columns import Levels, Public, made_up, quietly, require_public
 
 MADE_UP_ROWS = 5_040  # up to ten levels are equally frequent
 _NAMES = "abs cos exp expm1 log log10 log1p log2 maximum minimum sin sqrt tanh"
@@ -85,7 +83,7 @@ class Design:
         require_public(self.columns, public)
         self._public = {name: public[name] for name in self.columns}
         template = made_up(self._public, MADE_UP_ROWS)
-        with _quietly():
+        with quietly():
             matrix = formula.get_model_matrix(self._frame(template), na_action="ignore", context=ELEMENTWISE)
         self._spec = matrix.model_spec
         values = np.asarray(matrix, float)
@@ -102,7 +100,7 @@ class Design:
 
     def matrix(self, columns: Mapping[str, np.ndarray], num_rows: int) -> np.ndarray:
         """For coded columns (see `numpyro_dp.formula.columns.code`), shape (n, number of names)."""
-        with _quietly():
+        with quietly():
             frame = self._frame({name: columns[name] for name in self.columns}, num_rows)
             return np.asarray(self._spec.get_model_matrix(frame, context=ELEMENTWISE), float)
 
@@ -161,14 +159,6 @@ def _not_allowed(what: str, text: str) -> str:
     )
 
 
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without warnings, whose text would tell of rows."""
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        yield
-
-
 class Outcome:
     """The left-hand side of a formula: a column, or arithmetic with one (``log(earnings)``).
 
@@ -189,6 +179,6 @@ class Outcome:
         """For the values of the column, row by row."""
         if self.text == self.column:
             return values
-        with _quietly():
+        with quietly():
             names = {"__builtins__": {}, "np": np, **ELEMENTWISE}
             return np.asarray(eval(self.text, names, {self.column: values}), float)
