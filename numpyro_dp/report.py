@@ -7,8 +7,10 @@ import json
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
+from numpyro_dp import statements
 from numpyro_dp.privacy import accounting
 from numpyro_dp.privacy.ledger import Releases, flat_releases
 from numpyro_dp.privacy.mechanisms import Mechanism
@@ -179,6 +181,14 @@ class PrivacyReport:
             f"({round_up(self.eps, 6)}, {round_up(self.delta, 3)})-differentially private with respect to "
             f"{relation[self.neighboring_relation]} {self.unit}"
         )
+
+    def methods(self) -> str:
+        """A paragraph for the methods section of a paper; see `numpyro_dp.statements`."""
+        return statements.methods(self, version("numpyro_dp"))
+
+    def to_registry(self) -> dict[str, Any]:
+        """An entry for the registry of deployments of differential privacy; see `numpyro_dp.statements`."""
+        return statements.registry_entry(self, version("numpyro_dp"))
 
     def _lines(self) -> list[tuple[str, str]]:
         """What there is to say, each with what it is about."""

@@ -1,6 +1,8 @@
 """The report as text and in a notebook."""
 
 import html
+import json
+import warnings
 
 import jax
 import numpy as np
@@ -31,6 +33,52 @@ def test_a_notebook_shows_what_print_says():
         assert f">{line}</th>" in rest
         assert f"\n  {line} " in text
     assert text.startswith("Privacy of this DPPenalty run\n  guarantee    (1, 0.002)-differentially private")
+
+
+@pytest.fixture(scope="module", params=["replace_one", "add_or_remove_one", "zero_out", "inf"])
+def report(request):
+    options = {"eps": 1.0, "neighboring_relation": request.param, "delta": 1e-4}
+    options = {"eps": float("inf")} if request.param == "inf" else options
+    kernel = DPPenalty(model, prepare=False, clip_ratio=1.0, step_size=0.1, row_plate="rows", **options)
+    mcmc = MCMC(kernel, num_warmup=1, num_samples=4, progress_bar=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mcmc.run(jax.random.key(0), np.linspace(-1, 1, 50).astype(np.float32))
+    return mcmc.privacy
+
+
+def test_a_paragraph_for_a_paper_says_what_the_report_says(report):
+    text = report.methods()
+    assert "\n" not in text
+    if not report.private:
+        assert "without differential privacy" in text
+        return
+    for words in (
+        report.guarantee(),
+        report.kernel,
+        report.noise,
+        report.posterior.description,
+        f"{report.rho:.4g}-zero",
+    ):
+        assert words in text
+    assert ("n = 50" in text) == (report.num_rows is not None)
+    assert "do not vouch" in text  # five iterations
+    named = {"replace_one": "replaced by another", "add_or_remove_one": "added or removed", "zero_out": "for nothing"}
+    assert [word in text for word in named.values()] == [name == report.neighboring_relation for name in named]
+
+
+def test_an_entry_for_the_registry_has_its_fields(report):
+    """Those of the files in the registry's repository (November 2025); None is for the curator."""
+    entry = json.loads(json.dumps(report.to_registry()))["deployment"]
+    parts = "product dp_flavor privacy_loss model accounting implementation resources"
+    assert list(entry) == parts.split()
+    expected = {"epsilon": report.eps if report.private else "inf", "delta": report.delta}
+    assert entry["privacy_loss"]["privacy_parameters"] == expected
+    assert entry["dp_flavor"]["bound_on_output_distance"] == expected
+    assert entry["privacy_loss"]["privacy_unit"] == report.unit
+    assert ("private" in entry["dp_flavor"]["unprotected_quantities"]) == (report.num_rows is None)
+    assert entry["implementation"]["mechanisms"]["releases"].keys() == report.releases.keys()
+    assert entry["product"]["data_curators"] is None
 
 
 def test_a_plan_in_a_notebook():

@@ -39,8 +39,9 @@ def glm(
 
     It makes a `FormulaModel`, a plain NumPyro model that it prints, and runs ``MCMC(DPHMC(model, eps))`` with it: the
     guarantee is theirs. Ranges and levels are public: take them from the codebook, not from the table. To look at the
-    model before anything is paid, ``print(FormulaModel(...))``; for new people,
-    ``Predictive(model, mcmc.get_samples())(key, **model.arguments(people))`` with ``model = mcmc.sampler.settings.model``.
+    model before anything is paid, ``print(FormulaModel(...))``. For new people:
+    ``Predictive(model, mcmc.get_samples())(key, **model.arguments(people))``, with the `FormulaModel`, which is
+    ``mcmc.sampler.settings.model``.
 
     :param formula, family, ranges, levels, offset: see `FormulaModel`.
     :param data: a pandas, Polars or Arrow table, or a mapping from names to arrays; one row per person, or `unit`.
