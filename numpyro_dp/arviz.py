@@ -6,12 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
+from numpyro.distributions import biject_to
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer.initialization import init_to_sample
 from numpyro.infer.mcmc import MCMC
 
 from numpyro_dp.kernels.base import DPKernel
+from numpyro_dp.kernels.prepared import PreparedKernel
 
 _ARVIZ_MAJOR = int(importlib.metadata.version("arviz").split(".")[0])
 
@@ -23,6 +27,7 @@ def to_arviz(
     coords: Mapping[str, Sequence] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
     posterior_predictive: Mapping[str, Any] | None = None,
+    log_densities: bool = False,
 ) -> Any:
     """The released draws and statistics of a private run, for ``az.summary``, ``az.plot_trace``, ``az.to_netcdf``.
 
@@ -37,6 +42,9 @@ def to_arviz(
         levels of its groups.
     :param posterior_predictive: of ``Predictive(model, mcmc.get_samples())(key, ...)``, for *public* arguments: what is
         computed for the table's rows tells what they are, and the guarantee does not cover it.
+    :param log_densities: whether to add the groups ``log_prior``, by site, and ``log_likelihood``: the likelihood that
+        was released, one number for each draw, for ``psense`` and what else reweights draws. Costs nothing; `DPHMC` has
+        it, in the process in which it ran.
     :return: ``InferenceData`` (ArviZ 0.2x) or ``DataTree`` (ArviZ 1.x).
     :raises ValueError: if a prediction is as long as the table, which is most likely one for its rows. With `unit=`,
         the table is as long as it has units: predictions for several rows of each are not noticed.
@@ -68,6 +76,13 @@ def to_arviz(
     coords = {**getattr(kernel.settings.model, "coords", {}), **(coords or {})}
     options = {"coords": coords, "dims": {name: list(names) for name, names in dims.items() if name in named}}
     results = arviz.from_dict(groups, **options) if _ARVIZ_MAJOR >= 1 else arviz.from_dict(**groups, **options)
+    if log_densities:  # by draw, without the dimensions of the sites
+        log_prior, log_likelihood = _log_densities(kernel, posterior, mcmc._args, mcmc._kwargs)
+        added = {"log_prior": log_prior, "log_likelihood": {"released": log_likelihood}}
+        if _ARVIZ_MAJOR >= 1:
+            results.update(arviz.from_dict(added).children)
+        else:
+            results.add_groups(added)
 
     attributes = {
         "inference_library": "numpyro_dp",
@@ -105,6 +120,28 @@ def _by_chain(predicted: Mapping[str, Any], shape: tuple[int, ...], num_rows: in
             )
         found[name] = values.reshape(*shape, *values.shape[1:])
     return found
+
+
+def _log_densities(
+    kernel: DPKernel, draws: Mapping[str, np.ndarray], args: tuple, kwargs: dict
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Of the prior, by site, and of the released likelihood, at each draw of each chain.
+
+    :param args, kwargs: of the model, without data.
+    """
+    if not isinstance(kernel, PreparedKernel):
+        raise ValueError(f"log_densities: {type(kernel).__name__} releases no likelihood; DPHMC does")
+    log_likelihood = kernel.released_log_likelihood
+
+    def of_draw(draw: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], jax.Array]:
+        sites = trace(substitute(seed(kernel.model, 0), draw)).get_trace(*args, **kwargs)
+        prior = {name: site for name, site in sites.items() if site["type"] == "sample" and name in draw}
+        densities = {name: jnp.sum(site["fn"].log_prob(site["value"])) for name, site in prior.items()}
+        unconstrained = {name: biject_to(site["fn"].support).inv(site["value"]) for name, site in prior.items()}
+        return densities, log_likelihood(ravel_pytree(unconstrained)[0])
+
+    of_draws = jax.jit(jax.vmap(jax.vmap(of_draw)))
+    return jax.tree.map(np.asarray, of_draws({name: jnp.asarray(values) for name, values in draws.items()}))
 
 
 def _number_of_draws(exhausted: Any) -> int | None:

@@ -29,7 +29,7 @@ from numpyro_dp.model.coordinates import Cut, find_cut
 from numpyro_dp.model.separable import SeparableModel
 from numpyro_dp.model.symmetry import Symmetry, find_symmetries
 from numpyro_dp.model.synthetic import synthetic_rows
-from numpyro_dp.preparation.chains import CHAINS, Chain, OwnChain, Prepared
+from numpyro_dp.preparation.chains import CHAINS, Chain, OwnChain, Prepared, SurrogateChain
 from numpyro_dp.preparation.derivatives import Survey, has_kinks, is_centred
 from numpyro_dp.preparation.fund import RESERVE, Fund, Wish, tell
 from numpyro_dp.preparation.last_release import last_releases, recentred
@@ -105,6 +105,21 @@ class PreparedKernel(DPKernel):
     def prepared(self) -> Prepared | None:
         """What the preparation has found and decided; None before it, or without one."""
         return self._result
+
+    @property
+    def released_log_likelihood(self) -> Callable[[jax.Array], jax.Array]:
+        """The likelihood that was released, as a function of flat unconstrained parameters, up to a constant.
+
+        It was paid for with the run: whatever is computed from it costs nothing more.
+
+        :raises ValueError: if none was, or the kernel has been pickled since, which forgets the coordinates.
+        """
+        if not isinstance(self._chain, SurrogateChain):
+            why = "the kernel was pickled since" if self._result is not None else "the kernel has not run"
+            if self.preparation is None or (self._result is not None and self._result.mode != "surrogate"):
+                why = "its draws are those of a chain that asks the table in each iteration"
+            raise ValueError(f"there is no released likelihood at hand: {why}")
+        return self._chain.log_likelihood
 
     def clip(self, kind: str) -> float:
         found = self._result.slope if self._result is not None and self._has_own_chain else None

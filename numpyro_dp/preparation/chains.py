@@ -119,11 +119,15 @@ class SurrogateChain(Chain):
     def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {}
 
+    def log_likelihood(self, z: jax.Array) -> jax.Array:
+        """As released, up to a constant, of the flat unconstrained `z`."""
+        return self._log_surrogate(self._u(z))
+
     def _start(self, rng_key: jax.Array, z: jax.Array) -> tuple[Any, Callable]:
         """NUTS's first state at `z`, and its step."""
 
         def potential(z: jax.Array) -> jax.Array:
-            return -self._log_prior(z) - self._log_surrogate(self._u(z))
+            return -self._log_prior(z) - self.log_likelihood(z)
 
         init, sample = hmc(potential_fn=potential, algo="NUTS")
         state = init(

@@ -1,4 +1,5 @@
 import json
+import pickle
 
 import arviz
 import jax
@@ -10,6 +11,7 @@ import numpyro.distributions as dist
 import numpyro.infer
 import pytest
 from numpyro.infer import HMC, Predictive
+from scipy import stats
 
 from numpyro_dp import DPHMC, MCMC, DPPenalty, to_arviz
 
@@ -151,6 +153,27 @@ def test_predictions_for_the_rows_are_refused(mcmc):
         to_arviz(mcmc, posterior_predictive=predicted)
     with pytest.raises(ValueError, match=r"'y'\] has shape \(3, 7\); of 2 chain.* 60 draws.* would be 120"):
         to_arviz(mcmc, posterior_predictive={"y": np.zeros((3, 7))})
+
+
+def test_the_released_likelihood_reweights_draws(prepared_mcmc):
+    """All parameters are real: log prior and released log likelihood add up to what NUTS went by."""
+    idata = to_arviz(prepared_mcmc, log_densities=True)
+    assert groups(idata) == {"posterior", "sample_stats", "log_prior", "log_likelihood"}
+    prior, released = idata["log_prior"], idata["log_likelihood"]["released"]
+    draws = prepared_mcmc.get_samples(group_by_chain=True)
+    for name, axes in {"a": 2, "b": 2}.items():
+        expected = np.sum(stats.norm.logpdf(draws[name]), axis=axes)
+        np.testing.assert_allclose(prior[name], expected, rtol=1e-4, atol=1e-4)
+    total = np.asarray(prior["a"] + prior["b"] + released)
+    energy = np.ravel(prepared_mcmc.last_state.carry.potential_energy)[0]
+    np.testing.assert_allclose(total[0, -1], -energy, rtol=1e-4, atol=1e-2)
+
+
+def test_no_likelihood_was_released(mcmc, prepared_mcmc):
+    with pytest.raises(ValueError, match="a chain that asks the table in each iteration"):
+        to_arviz(mcmc, log_densities=True)
+    with pytest.raises(ValueError, match="the kernel was pickled since"):
+        to_arviz(pickle.loads(pickle.dumps(prepared_mcmc)), log_densities=True)
 
 
 def test_draws_beyond_the_budget_are_left_out():
