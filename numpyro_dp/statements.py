@@ -38,8 +38,8 @@ def methods(report: "PrivacyReport", version: str) -> str:
         f"The guarantee covers {report.num_chains} chain(s) with warmup, tuning, and each look at the table, for the "
         "budget that was committed before the first of them.",
         f"Rows' contributions were clipped and added up, and noise was added to the sums ({', '.join(sorted(kinds))}); "
-        f"their privacy losses were composed exactly. {_INTEGERS}; {report.noise}.",
-        f"The draws are of {report.posterior.description}.",
+        f"their privacy losses were composed exactly. {_INTEGERS}. Randomness: {report.noise}.",
+        f"What the draws are: {report.posterior.description}.",
         "Released numbers vouch for this posterior."
         if report.posterior.trusted
         else f"Released numbers do not vouch for this posterior: {'; '.join(report.posterior.reasons)}.",

@@ -81,6 +81,9 @@ class Design:
         formula = formulaic().Formula(terms)
         self.columns = sorted(_columns_of(formula))
         require_public(self.columns, public)
+        for name in re.findall(r"\bC\(\s*(\w+)", terms):
+            if not isinstance(public[name], Levels):
+                raise ValueError(f"C({name}): a category needs levels={{{name!r}: [...]}}, not a range")
         self._public = {name: public[name] for name in self.columns}
         template = made_up(self._public, MADE_UP_ROWS)
         with quietly():

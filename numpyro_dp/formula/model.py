@@ -1,5 +1,6 @@
 """`FormulaModel`: a formula as a plain NumPyro model, whose text can be read, copied and changed."""
 
+import keyword
 import linecache
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,8 @@ class FormulaModel:
         it moves no values.
     :param levels: for each column of categories, groups included, its values; a row with another one says nothing.
     :param offset: arithmetic with columns that is added to the linear predictor, such as ``log(years)``.
-    :param unit: a column that tells whose each row is. Effects of it, ``(1 | person)``, are each person's.
+    :param unit: a column that tells whose each row is, which is public here. Effects of it, ``(1 | person)``, are each
+        person's.
     :raises ValueError: if the formula uses what may mix rows, or a column about which nothing is public.
     :ivar source: the model's text.
     :ivar columns: of the table, that it needs; the outcome's is the last.
@@ -67,6 +69,9 @@ class FormulaModel:
         self._offset = None if offset is None else Outcome(offset)
         self._check()
         self.source = "\n".join(self._lines())
+        sites = re.findall(r'numpyro\.(?:sample|plate)\("([^"]+)"', self.source)
+        if twice := sorted({name for name in sites if sites.count(name) > 1}):
+            raise ValueError(f"rename column {twice[0]!r}: the model has something else of that name")
         self._function = _compiled(self.source)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
@@ -151,7 +156,7 @@ class FormulaModel:
         if self.unit and not self._has_unit_effects:
             arguments.append(_name(self.unit))
         arguments += ["observed=True", "y=None"] + (["num_units=1"] if self._has_unit_effects else [])
-        lines = [f"def model({', '.join(arguments)}):", f'    """{self.formula}, {self.family}"""']
+        lines = [f"def model({', '.join(arguments)}):", f'    """{_site(self.formula)}, {self.family}"""']
         lines += self._population_lines(middle, scale, num_levels)
         for effect, design in zip(self._effects, self._designs, strict=True):
             lines += self._effect_lines(effect, design, scale)
@@ -303,9 +308,14 @@ def _units(series: Any) -> np.ndarray:
     return pd.factorize(series, use_na_sentinel=False)[0]
 
 
+_TAKEN = {"X", "y", "offset", "observed", "num_units", "jax", "jnp", "numpyro", "dist", "model"} | {
+    *("center", "eta", "slopes", "intercept", "sigma", "df", "shape", "precision", "concentration", "first", "cuts")
+}
+
+
 def _name(column: str) -> str:
     """Of an argument."""
-    return f"{column}_" if column in ("X", "y", "offset", "num_units", "center", "eta") else column
+    return f"{column}_" if column in _TAKEN or keyword.iskeyword(column) else column
 
 
 def _site(name: str) -> str:

@@ -54,6 +54,11 @@ def glm(
     """
     from pandas.api.types import is_bool_dtype
 
+    if "max_rows_per_unit" in options:
+        raise ValueError(
+            "max_rows_per_unit: here it is public whose each row is. Copy the model that is printed, and give "
+            "MCMC(DPHMC(model, eps, unit=..., max_rows_per_unit=...)) your own arguments"
+        )
     known = {name for named in (ranges, levels) for name in named or {}}
     columns = [str(name) for name in (data.column_names if hasattr(data, "column_names") else data)]
     table = read(data, [name for name in columns if name not in known and name != unit])

@@ -177,6 +177,21 @@ def test_what_is_missing_is_said_before_a_table_is_there(family, formula, option
         FormulaModel(formula, family, **options)
 
 
+def test_names_do_not_collide():
+    levels = {"sigma": ["a", "b"], "class": [0, 1], "out": [0, 1, 2]}
+    model = FormulaModel("out ~ age + (1 | sigma) + (1 | class)", "ordinal", ranges=RANGES, levels=levels)
+    assert list(inspect.signature(model).parameters) == ["X", "sigma_", "class_", "observed", "y"]
+    with pytest.raises(ValueError, match="rename column 'sigma'"):
+        FormulaModel("out ~ sigma", ranges={"sigma": (0, 1), "out": (0, 1)})
+    with pytest.raises(ValueError, match=r"levels=\{'age': \[...\]\}, not a range"):
+        FormulaModel("out ~ C(age)", "poisson", ranges=RANGES)
+
+
+def test_whose_rows_are_whose_is_public():
+    with pytest.raises(ValueError, match="it is public whose each row is"):
+        glm("out ~ age", TABLE.assign(out=COUNTS), "poisson", eps=1.0, unit="clinic", max_rows_per_unit=3)
+
+
 def test_every_family_is_tested():
     assert {*CASES, "ordinal", "categorical"} == set(FAMILIES)
 
