@@ -234,6 +234,8 @@ METHODS = {
     PrivacyReport: {
         "to_dict": "called",
         "to_json": "called",
+        "to_registry": "called",
+        "methods": "called",
         "guarantee": "called",
         "comparison": "called",
         "eps_at": "called",
