@@ -1,7 +1,6 @@
 """The report on a run: what it guarantees, what it released, what the guarantee rests on."""
 
 import dataclasses
-import decimal
 import html
 import json
 import math
@@ -14,6 +13,7 @@ from numpyro_dp import statements
 from numpyro_dp.privacy import accounting
 from numpyro_dp.privacy.ledger import Releases, flat_releases
 from numpyro_dp.privacy.mechanisms import Mechanism
+from numpyro_dp.statements import round_up
 
 
 class PosteriorWarning(UserWarning):
@@ -232,12 +232,6 @@ def _table(lines: Sequence[tuple[str, str]]) -> str:
     cell = "style='text-align:left; vertical-align:top'"
     rows = (f"<tr><th {cell}>{html.escape(a)}</th><td {cell}>{html.escape(text)}</td></tr>" for a, text in lines)
     return f"<table>{''.join(rows)}</table>"
-
-
-def round_up(value: float, digits: int) -> str:
-    """`value` to so many significant digits, never below it."""
-    up = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
-    return f"{float(up.create_decimal(repr(value))):.{digits}g}"
 
 
 def _range(release: Mapping[str, Any]) -> str:

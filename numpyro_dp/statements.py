@@ -3,6 +3,7 @@
 Both are made of the report alone, so they hold nothing private, and claim nothing that the report does not.
 """
 
+import decimal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def methods(report: "PrivacyReport", version: str) -> str:
         return f"Draws were made with numpyro_dp {version} ({report.kernel}), without differential privacy."
     size = f", n = {report.num_rows:,}" if report.num_rows is not None else ""
     kinds = {release["mechanism"].split(" (")[0] for release in report.releases.values() if release["planned"]}
-    rho = f" It is also {report.rho:.4g}-zero-concentrated." if report.rho else ""
+    rho = f" It is also {round_up(report.rho, 4)}-zero-concentrated." if report.rho else ""
     sentences = [
         f"Posterior draws were made with numpyro_dp {version} ({report.kernel}) under differential privacy.",
         f"Everything that was computed from the table and handed out is {report.guarantee()}{size}: whoever sees all "
@@ -38,7 +39,7 @@ def methods(report: "PrivacyReport", version: str) -> str:
         f"The guarantee covers {report.num_chains} chain(s) with warmup, tuning, and each look at the table, for the "
         "budget that was committed before the first of them.",
         f"Rows' contributions were clipped and added up, and noise was added to the sums ({', '.join(sorted(kinds))}); "
-        f"their privacy losses were composed exactly. {_INTEGERS}. Randomness: {report.noise}.",
+        f"their privacy losses were composed, and rounded up. {_INTEGERS}. Randomness: {report.noise}.",
         f"What the draws are: {report.posterior.description}.",
         "Released numbers vouch for this posterior."
         if report.posterior.trusted
@@ -61,9 +62,7 @@ def registry_entry(report: "PrivacyReport", version: str) -> dict[str, Any]:
     clips = {kind: f"{release['mechanism']}, clipped: {release['clip']}" for kind, release in report.releases.items()}
     unknown = {"name": None, "data_curators": None, "intended_use": None, "data_product_region": None}
     product = {**unknown, "data_product_type": "Posterior draws", "description": report.posterior.description}
-    chosen = (
-        "Nothing was chosen by looking at the table; clip bounds and scales were found within the budget, if at all"
-    )
+    chosen = "Assumed: nothing was chosen by looking at the table. What was tuned on the table is within the budget"
     read = [*report.public_arguments, *report.closed_over]
     return {
         "status": "Draft",
@@ -95,7 +94,7 @@ def registry_entry(report: "PrivacyReport", version: str) -> dict[str, Any]:
             },
             "accounting": {
                 "post_processing": "Draws, summaries and predictions are computed from released numbers and the prior",
-                "composition": "Exact composition of all releases, rounded up; adaptive stages under a filter on rho",
+                "composition": "Privacy losses of all releases, rounded up; adaptive stages under a filter on rho",
             },
             "implementation": {
                 "pre_processing_eda_hyperparameter_tuning": chosen,
@@ -105,6 +104,12 @@ def registry_entry(report: "PrivacyReport", version: str) -> dict[str, Any]:
             "resources": {"sources": f"numpyro_dp {version}, {report.kernel}", "registry_authors": None},
         },
     }
+
+
+def round_up(value: float, digits: int) -> str:
+    """`value` to so many significant digits, never below it."""
+    up = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
+    return f"{float(up.create_decimal(repr(value))):.{digits}g}"
 
 
 def _number(value: float) -> float | str:

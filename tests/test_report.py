@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_dp import MCMC, DPPenalty, plan
+from numpyro_dp.statements import round_up
 
 
 def model(y):
@@ -58,7 +59,7 @@ def test_a_paragraph_for_a_paper_says_what_the_report_says(report):
         report.kernel,
         report.noise,
         report.posterior.description,
-        f"{report.rho:.4g}-zero",
+        f"{round_up(report.rho, 4)}-zero",
     ):
         assert words in text
     assert ("n = 50" in text) == (report.num_rows is not None)

@@ -21,7 +21,19 @@ ELEMENTWISE = {name: getattr(np, name) for name in _NAMES.split()}
 CODINGS = {"C", "I", "bs", "cr", "cs", "cc", "poly", "center", "scale", "standardize"}
 """Those of formulaic that code each row by itself, once they have learned levels, knots and centres."""
 _CONTRASTS = {"contr", "Treatment", "Poly", "Sum", "Helmert", "Diff"}
-_OPERATIONS = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Constant, ast.Load, ast.keyword)
+# Not `@`, which adds up over rows.
+_ARITHMETIC = (
+    ast.Add,
+    ast.Sub,
+    ast.Mult,
+    ast.Div,
+    ast.FloorDiv,
+    ast.Mod,
+    ast.Pow,
+    ast.UAdd,
+    ast.USub,
+)  # not age @ dose
+_SYNTAX = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.Load, ast.keyword, ast.Call, ast.List, ast.Tuple)
 _GROUP = re.compile(r"\+?\s*\(([^()|]*)\|([^()|]*)\)")
 
 
@@ -150,7 +162,12 @@ def _names_in(node: ast.AST, text: str, called: set[int]) -> set[str]:
         if not (of == "contr" or (of == "np" and node.attr in ELEMENTWISE)):
             raise ValueError(_not_allowed(ast.unparse(node), text))
         return set()
-    if not isinstance(node, (*_OPERATIONS, ast.Call, ast.List, ast.Tuple)):
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CODINGS:
+        # Knots, degrees and levels are constants: those that a column gave would be made of all rows.
+        for option in (*node.args[1:], *node.keywords):
+            if any(isinstance(part, ast.Name) and part.id not in _CONTRASTS for part in ast.walk(option)):
+                raise ValueError(_not_allowed(ast.unparse(option), text))
+    if not isinstance(node, (*_ARITHMETIC, *_SYNTAX)):
         raise ValueError(_not_allowed(type(node).__name__.lower(), text))
     return set()
 

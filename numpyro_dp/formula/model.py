@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_dp.formula.columns import Levels, Public, Range, code, describe, numbers, read, require_public
+from numpyro_dp.formula.columns import Levels, Public, Range, code, describe, numbers, quietly, read, require_public
 from numpyro_dp.formula.design import Design, Effects, Outcome, split
 from numpyro_dp.formula.families import CAN_BE, FAMILIES, Family, predictor_scale
 
@@ -272,7 +272,8 @@ class FormulaModel:
             missing |= without
         found["X"] = self._design.matrix(coded, num_rows)[:, self._in_x]
         found["observed"] = ~missing
-        return {name: _narrow(value) for name, value in found.items()}
+        with quietly():  # of an outcome that single precision does not hold
+            return {name: _narrow(value) for name, value in found.items()}
 
     def _outcomes(self, series: Any) -> tuple[np.ndarray, np.ndarray]:
         column, law = self._outcome.column, self._law

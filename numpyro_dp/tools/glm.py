@@ -54,6 +54,11 @@ def glm(
     """
     from pandas.api.types import is_bool_dtype
 
+    if unit is not None and options.get("neighboring_relation") == "add_or_remove_one":
+        raise ValueError(
+            "neighboring_relation='add_or_remove_one' with unit: how many units there are would be private, and the "
+            "model that is made here takes it for public. Use 'replace_one' or 'zero_out', or write the model"
+        )
     if "max_rows_per_unit" in options:
         raise ValueError(
             "max_rows_per_unit: here it is public whose each row is. Copy the model that is printed, and give "

@@ -96,6 +96,11 @@ def test_levels_and_knots_are_those_of_the_public_ranges():
         "np.linalg.norm(age)",
         "secret(age)",
         "I(age > 50)",
+        "I(age @ dose)",
+        "bs(age, knots=dose)",
+        "bs(age, df=4, lower_bound=0 * dose)",
+        "poly(age, dose)",
+        "np.maximum.accumulate(age)",
         "Q('age')",
     ],
 )
@@ -202,6 +207,14 @@ def test_neighbouring_tables_differ_in_the_arguments_of_that_row_only():
         np.testing.assert_array_equal(np.delete(values, 5, 0), np.delete(two[name], 5, 0))
         assert values.dtype == two[name].dtype
     assert (one["observed"][5], two["observed"][5]) == (True, False)
+
+
+def test_an_outcome_far_out_is_no_warning():
+    model = FormulaModel("y ~ age", ranges=RANGES | {"y": (-4, 4)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = model.arguments({"age": [30.0, 40.0], "y": [1e300, np.inf]})
+    assert found["y"].dtype == np.float32
 
 
 def test_rows_with_missing_values_are_masked():

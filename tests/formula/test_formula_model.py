@@ -190,6 +190,9 @@ def test_names_do_not_collide():
 def test_whose_rows_are_whose_is_public():
     with pytest.raises(ValueError, match="it is public whose each row is"):
         glm("out ~ age", TABLE.assign(out=COUNTS), "poisson", eps=1.0, unit="clinic", max_rows_per_unit=3)
+    options = {"unit": "clinic", "neighboring_relation": "add_or_remove_one", "delta": 1e-4}
+    with pytest.raises(ValueError, match="how many units there are would be private"):
+        glm("out ~ age", TABLE.assign(out=COUNTS), "poisson", eps=1.0, **options)
 
 
 def test_every_family_is_tested():
