@@ -95,6 +95,13 @@ def made_up(public: Mapping[str, Public], num_rows: int) -> dict[str, np.ndarray
     return {name: values(column)[rng.permutation(num_rows)] for name, column in public.items()}
 
 
+def names_of(data: Any) -> list[str]:
+    """Of the columns of a pandas, Polars or Arrow table, or of a mapping."""
+    if isinstance(data, Mapping):
+        return list(data)
+    return list(data.column_names if type(data).__module__.startswith("pyarrow") else data.columns)
+
+
 def read(data: Any, names: Sequence[str]) -> dict[str, Any]:
     """These columns as pandas Series.
 
@@ -103,7 +110,7 @@ def read(data: Any, names: Sequence[str]) -> dict[str, Any]:
     """
     import pandas as pd
 
-    known = list(data.column_names if hasattr(data, "column_names") else data)
+    known = names_of(data)
     missing = [name for name in names if name not in known]
     if missing:
         raise ValueError(f"the data have no column {missing[0]!r}; they have {', '.join(map(str, known))}")

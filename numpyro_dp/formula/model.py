@@ -8,7 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_dp.formula.columns import Levels, Public, Range, code, describe, numbers, quietly, read, require_public
+from numpyro_dp.formula.columns import (
+    Levels,
+    Public,
+    Range,
+    code,
+    describe,
+    names_of,
+    numbers,
+    quietly,
+    read,
+    require_public,
+)
 from numpyro_dp.formula.design import Design, Effects, Outcome, split
 from numpyro_dp.formula.families import CAN_BE, FAMILIES, Family, predictor_scale
 
@@ -240,8 +251,7 @@ class FormulaModel:
 
         :param data: a pandas, Polars or Arrow table, or a mapping from names to arrays.
         """
-        known = set(data.column_names if hasattr(data, "column_names") else data)
-        has_outcome = self._outcome.column in known
+        has_outcome = self._outcome.column in names_of(data)
         table = read(data, self.columns if has_outcome else self.columns[:-1])
         num_rows = len(next(iter(table.values())))
         missing = np.zeros(num_rows, bool)

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from numpyro_dp.formula.columns import read
+from numpyro_dp.formula.columns import names_of, read
 from numpyro_dp.formula.model import FormulaModel
 from numpyro_dp.kernels.hmc import DPHMC
 from numpyro_dp.mcmc import MCMC
@@ -65,8 +65,7 @@ def glm(
             "MCMC(DPHMC(model, eps, unit=..., max_rows_per_unit=...)) your own arguments"
         )
     known = {name for named in (ranges, levels) for name in named or {}}
-    columns = [str(name) for name in (data.column_names if hasattr(data, "column_names") else data)]
-    table = read(data, [name for name in columns if name not in known and name != unit])
+    table = read(data, [name for name in names_of(data) if name not in known and name != unit])
     truths = {name: (False, True) for name, series in table.items() if is_bool_dtype(series.dtype)}
     outcome = formula.split("~")[0].strip()
     truths.pop(outcome, None)

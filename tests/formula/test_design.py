@@ -1,5 +1,6 @@
 """A formula's coding rests on what is public: a row is coded by itself, and what may mix rows is refused."""
 
+import contextlib
 import warnings
 
 import numpy as np
@@ -190,6 +191,10 @@ def test_frames_of_all_kinds_give_the_same():
     )
     expected = model.arguments(table)
     others = [pyarrow.Table.from_pandas(table), {name: table[name].to_numpy() for name in table}]
+    with contextlib.suppress(ImportError):
+        import polars
+
+        others.append(polars.from_pandas(table))
     others.append(table.convert_dtypes().set_index(np.arange(30)[::-1]))
     for other in others:
         found = model.arguments(other)
