@@ -9,6 +9,7 @@ finish() {
     if [ "$status" -ne 0 ]; then
         printf '\n== FAILED (exit %s) after %s s, in: %s\n' "$status" "$((SECONDS - began))" "$current" >&2
     fi
+    jobs -p | xargs -r kill 2>/dev/null || true
     rm -rf "$work"
     exit "$status"
 }
@@ -22,6 +23,28 @@ step() {
     printf '\n== %s (%s)\n' "$current" "$(date +%T)"
     "$@"
     table+=$(printf '%6s s  %s' "$((SECONDS - start))" "$current")$'\n'
+}
+
+# beside NAME COMMAND...: what has steps of its own begins, and runs beside the next ones until `joined`.
+beside() {
+    beside_name=$1
+    shift
+    (
+        table="" # no && here: behind it, bash goes on after what fails
+        "$@"
+        printf '%s' "$table" >"$work/beside.table"
+    ) >"$work/beside.log" 2>&1 &
+    beside_process=$!
+}
+
+# joined: waits for what runs beside, prints what it has printed, and fails if it has failed.
+joined() {
+    local status=0
+    current=$beside_name
+    wait "$beside_process" || status=$?
+    cat "$work/beside.log"
+    [ "$status" -eq 0 ] || exit "$status"
+    table+=$(cat "$work/beside.table")$'\n'
 }
 
 # try NAME COMMAND...: a step after which the next ones are run even if it fails; then `all_passed` fails in the end.
