@@ -22,7 +22,6 @@ from experiments import metrics, runs
 from experiments.models import PROBLEMS, Problem, flat, make_softmax
 from experiments.runs import Experiment, Job, Record, Size, markdown, summary
 from numpyro_dp import DPHMC, DPSGHMC, MCMC, PoissonBatches, decreasing_steps
-from numpyro_dp.privacy.accounting import composed_eps
 
 # -- Phase space -------------------------------------------------------------------------------------------------------
 
@@ -193,7 +192,7 @@ class Friction:
         relation, accountant, release = accountants.KINDS_OF_BATCH["Poisson, add/remove"]
         number = INNER_STEPS * iterations
         releases = accountants.friction_sampler(number, release, self.beta, self.friction, self.clip)
-        return composed_eps(releases, DELTA, relation, accountant)
+        return accountants.eps_by(accountant, releases, DELTA, relation)
 
 
 SOFTMAX: dict[str, tuple[str, dict[str, Any]]] = {

@@ -11,7 +11,7 @@ from benchmarks import accountants
 from experiments import dp_hmc, raisa, runs
 from experiments.models import PROBLEMS
 from experiments.runs import Experiment, Job, Record, Size, markdown
-from numpyro_dp.privacy.accounting import composed_eps, zcdp_eps
+from numpyro_dp.privacy.accounting import zcdp_eps
 
 PAPER: dict[tuple[str, str, float], tuple[int, str]] = {
     ("banana", "DP-penalty", 4.0): (2028, ""),
@@ -151,7 +151,9 @@ def _lode_6_3(size: Size) -> list[Job]:
     def job(iterations: int, delta: float, tight: float, moments: float) -> Job:
         def make() -> Record:
             return {
-                label: composed_eps(accountants.friction_sampler(iterations, release), delta, relation, accountant)
+                label: accountants.eps_by(
+                    accountant, accountants.friction_sampler(iterations, release), delta, relation
+                )
                 for label, (relation, accountant, release) in accountants.KINDS_OF_BATCH.items()
             }
 

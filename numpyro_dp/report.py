@@ -54,8 +54,8 @@ class PrivacyReport:
     :ivar unit: what one protected unit is.
     :ivar num_rows: n under replace-one; None under add-or-remove-one, where it is private.
     :ivar kinds: for each kind of release, its mechanisms and how many of them were planned.
-    :ivar committed: the releases that were committed to before the first one, with what was kept in reserve: `rho`,
-        `eps_at`, `comparison` and `events` are theirs.
+    :ivar committed: the releases that were committed to before the first one, with what was kept in reserve: `rho`
+        and `eps_at` are theirs.
     :ivar made: how many releases were made.
     :ivar clips: for each kind, how rows were clipped.
     :ivar public_arguments: arguments of the model that were treated as public knowledge.
@@ -146,12 +146,6 @@ class PrivacyReport:
             return math.inf
         return accounting.composed_eps(self.committed, delta, self.neighboring_relation)
 
-    def comparison(self) -> dict[str, float]:
-        """eps of the same releases by every accountant that applies: see `numpyro_dp.privacy.accounting.compare`."""
-        if not self.private:
-            return {}
-        return accounting.compare(self.committed, self.delta, self.neighboring_relation)
-
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts; infinities as the string ``"inf"``."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -159,8 +153,6 @@ class PrivacyReport:
             del fields[name]
         fields["posterior"] = {**vars(self.posterior), "trusted": self.posterior.trusted}
         fields |= {name: getattr(self, name) for name in ("releases", "rho", "rho_spent", "eps_spent")}
-        if self.private:
-            fields["comparison"] = self.comparison()
         return _plain(fields)
 
     def to_json(self, **options: Any) -> str:
@@ -196,10 +188,9 @@ class PrivacyReport:
         covered = f"{self.num_chains} chain(s) of {self.num_iterations} iterations, warmup included; {size}"
         lines = [("guarantee", self.guarantee()), ("covers", covered)]
         if self.private:
-            others = ", ".join(f"{name} {round_up(eps, 4)}" for name, eps in self.comparison().items())
             rho = f"; rho {round_up(self.rho, 6)}" if self.rho else ""
             spent = f"eps {self.eps_spent:.6g} so far (bookkeeping; the guarantee is the line above)"
-            lines += [("accounting", f"eps by each accountant: {others}{rho}"), ("spent", spent)]
+            lines += [("accounting", f"{accounting.how(self.committed)}{rho}"), ("spent", spent)]
         for kind, release in self.releases.items():
             made = f"{release['made']} of {release['planned']} releases ({release['mechanism']})"
             lines.append((kind, f"{made}, noise multiplier {_range(release)}, {release['clip']}"))

@@ -1,4 +1,4 @@
-"""What a sequence of releases costs: composition, calibration, and looser bounds for comparison.
+"""What a sequence of releases costs: composition and calibration.
 
 **Sums over all rows** are Gaussian mechanisms: a sum with L2 sensitivity ``Delta`` plus noise of standard deviation
 ``sigma``. The *noise multiplier* is ``sigma / Delta``, and the cost is
@@ -10,8 +10,8 @@ because the releases are Gaussian it also determines the exact curve ``delta(eps
 lost in the composition (Sommer, Meiser and Mohammadi 2019; Theorem 3.5 of Räisä, Koskela and Honkela 2021).
 
 **Any other sequence**, of the kinds in `numpyro_dp.privacy.mechanisms`, is composed by `composed_eps`, `composed_delta`
-and `calibrate`: its privacy loss distribution on a grid, which is an upper bound within a fraction of a percent. The
-looser accountants of the literature are there for comparison (`compare`).
+and `calibrate`: its privacy loss distribution on a grid, which is an upper bound within a fraction of a percent.
+(`benchmarks/accountants.py` has the looser accountants of the literature beside it.)
 
 Every conversion here rounds to the safe side: an ``eps`` or a ``delta`` up, a ``rho`` that may be spent down. Plain
 floats in, plain floats out; nothing here depends on JAX.
@@ -25,7 +25,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
@@ -121,65 +120,40 @@ def noise_multiplier_for(rho: float, count: int) -> float:
     return math.sqrt(count / (2 * rho)) * (1 + _SAFETY)
 
 
-def replace_one_from_add_or_remove(eps: float, delta: float) -> tuple[float, float]:
-    """The replace-one guarantee of a mechanism that is ``(eps, delta)``-DP under add/remove: remove a row, add another.
-
-    A fall-back: accounting for ``"replace_one"`` itself gives less. There is no way back. A mechanism may be private
-    under replace-one only because the number of rows is public (batches of fixed size, means that divide by n): adding
-    a row can then change its release without bound.
-
-    :return: ``(2 eps, (1 + e^eps) delta)``.
-    """
-    return 2 * eps, min(1.0, (1 + math.exp(eps)) * delta)
-
-
 Releases = Sequence[tuple[Mechanism, int]]
 """What a run releases: each mechanism with its number of releases, in any order."""
 
-ACCOUNTANTS = ("exact", "pld", "rdp", "zcdp", "moments")
-"""From the tightest to the loosest:
 
-- ``"exact"``: the closed form, if every release is `Gaussian` over all rows;
-- ``"pld"``: convolved privacy loss distributions, an upper bound good to 0.1 percent (0.4 percent if there are more
-  than 64 different mechanisms; the Rényi curve where eps is in the thousands);
-- ``"rdp"``: the sum of the Rényi curves, at the best real order, converted after Canonne, Kamath and Steinke (2020);
-- ``"zcdp"``: the classical conversion of ``rho``, if every release has one;
-- ``"moments"``: the moments accountant as in the papers: Rényi curves at whole orders, classical conversion.
-
-``"best"`` is ``"exact"`` where it applies, else ``"pld"``.
-"""
-
-
-def composed_eps(releases: Releases, delta: float, relation: str, accountant: str = "best") -> float:
+def composed_eps(releases: Releases, delta: float, relation: str) -> float:
     """The ``eps`` at which all `releases` together are ``(eps, delta)``-DP, rounded up; infinite if there is none.
 
     The releases may be adaptive (each may depend on the values of those before it), but their mechanisms and counts
     must be fixed beforehand.
 
+    In closed form if all are `Gaussian`, over all rows. Otherwise an upper bound good to 0.1 percent (0.4 percent if
+    there are more than 64 different mechanisms), and infinite where eps would be in the thousands.
+
     :param relation: one of `NEIGHBORING_RELATIONS`.
-    :param accountant: ``"best"``, or one of `ACCOUNTANTS`.
-    :raises ValueError: if the accountant does not apply to one of the releases, or a mechanism not to the relation.
+    :raises ValueError: if a mechanism is not private under the relation.
     """
     delta = float(delta)
     _check_delta(delta)
-    return _composed_eps(_merged(releases, relation), delta, relation, accountant)
+    return _composed_eps(_merged(releases, relation), delta, relation)
 
 
-def composed_delta(releases: Releases, eps: float, relation: str, accountant: str = "best") -> float:
+def composed_delta(releases: Releases, eps: float, relation: str) -> float:
     """The ``delta`` at which all `releases` together are ``(eps, delta)``-DP, rounded up; see `composed_eps`."""
     eps = float(eps)
     _check(eps >= 0, f"eps must be at least 0, got {eps}")
     merged = _merged(releases, relation)
-    curve = _curve(merged, relation, accountant)
+    curve = _curve(merged, relation)
     overflow = _overflow(merged)
     return min(1.0, curve.delta(eps) + (overflow * (1 + math.exp(min(eps, 700.0))) if overflow else 0.0))
 
 
-def compare(releases: Releases, delta: float, relation: str) -> dict[str, float]:
-    """``eps`` by each of `ACCOUNTANTS` that applies, in that order."""
-    merged = _merged(releases, relation)
-    applicable = (name for name in ACCOUNTANTS if not _why_not(merged, name))
-    return {name: composed_eps(releases, delta, relation, name) for name in applicable}
+def how(releases: Releases) -> str:
+    """By what mathematics their cost is found, in a few words."""
+    return "Gaussian releases, in closed form" if _are_gaussian(releases) else "privacy loss distributions, convolved"
 
 
 def calibrate(
@@ -287,8 +261,8 @@ def _overflow(releases: _Merged) -> float:
 
 
 @functools.lru_cache(maxsize=64)  # keys are long where noise follows a schedule
-def _composed_eps(releases: _Merged, delta: float, relation: str, accountant: str) -> float:
-    curve = _curve(releases, relation, accountant)
+def _composed_eps(releases: _Merged, delta: float, relation: str) -> float:
+    curve = _curve(releases, relation)
     eps = curve.eps(delta)
     overflow = _overflow(releases)
     if overflow == 0:
@@ -308,36 +282,19 @@ def _composed_eps(releases: _Merged, delta: float, relation: str, accountant: st
     return math.inf
 
 
-def _curve(releases: _Merged, relation: str, accountant: str) -> _Curve:
-    _check(
-        accountant in ("best", *ACCOUNTANTS), f"accountant must be 'best' or one of {ACCOUNTANTS}, got {accountant!r}"
-    )
-    if accountant == "best":
-        accountant = "pld" if _why_not(releases, "exact") else "exact"
-    reason = _why_not(releases, accountant)
-    _check(not reason, f"the accountant {accountant!r} does not apply: {reason}")
+def _curve(releases: _Merged, relation: str) -> _Curve:
     for mechanism, _ in releases:
         mechanism.check_relation(relation)
-    if accountant in ("exact", "zcdp"):
-        rho = sum(count * (mechanism.rho or 0.0) for mechanism, count in releases) * (1 + 1e-15)
-        return _GaussianCurve(rho) if accountant == "exact" else _ZCDPCurve(rho)
+    if _are_gaussian(releases):
+        return _GaussianCurve(sum(count * (mechanism.rho or 0.0) for mechanism, count in releases) * (1 + 1e-15))
     if any(mechanism.noise_multiplier == 0 for mechanism, _ in releases):
         return _GaussianCurve(math.inf)
-    if accountant == "pld":
-        losses = _LossCurve(releases, relation)
-        if losses.mean <= _LARGEST_MEAN_LOSS:
-            return losses
-    return _RenyiCurve(_grouped(releases), relation, classical=accountant == "moments")
+    losses = LossCurve(releases, relation)
+    return losses if losses.mean <= _LARGEST_MEAN_LOSS else _GaussianCurve(math.inf)
 
 
-def _why_not(releases: _Merged, accountant: str) -> str:
-    """Why the accountant does not apply to the releases; empty if it does."""
-    for mechanism, _ in releases:
-        if accountant == "exact" and not isinstance(mechanism, Gaussian):
-            return f"its closed form is for Gaussian noise on sums over all rows, not for {mechanism.describe()}"
-        if accountant == "zcdp" and mechanism.rho is None:
-            return f"this release has no zCDP parameter: {mechanism.describe()}"
-    return ""
+def _are_gaussian(releases: Releases) -> bool:
+    return all(isinstance(mechanism, Gaussian) for mechanism, _ in releases)
 
 
 class _GaussianCurve(NamedTuple):
@@ -348,73 +305,6 @@ class _GaussianCurve(NamedTuple):
 
     def delta(self, eps: float) -> float:
         return min(1.0, gaussian_delta(eps, self.rho) * (1 + _SAFETY))
-
-
-class _ZCDPCurve(NamedTuple):
-    rho: float
-
-    def eps(self, delta: float) -> float:
-        return zcdp_eps(delta, self.rho) * (1 + _SAFETY)
-
-    def delta(self, eps: float) -> float:
-        if self.rho == 0:
-            return 0.0
-        if eps <= self.rho:
-            return 1.0
-        return math.exp(-((eps - self.rho) ** 2) / (4 * self.rho)) * (1 + _SAFETY)
-
-
-class _RenyiCurve:
-    def __init__(self, releases: _Merged, relation: str, classical: bool) -> None:
-        self.releases, self._relation, self._classical = releases, relation, classical
-        self._known: dict[float, float] = {}
-
-    def _divergence(self, order: float) -> float:
-        if order not in self._known:
-            parts = (count * mechanism.rdp(order, self._relation) for mechanism, count in self.releases)
-            self._known[order] = sum(parts) * (1 + _SAFETY)
-        return self._known[order]
-
-    def eps(self, delta: float) -> float:
-        def at(order: float) -> float:
-            if self._classical:
-                return self._divergence(order) - math.log(delta) / (order - 1)
-            return self._divergence(order) + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
-
-        return max(0.0, self._smallest(at))
-
-    def delta(self, eps: float) -> float:
-        def log_delta(order: float) -> float:
-            exponent = (order - 1) * (self._divergence(order) - eps)
-            return exponent if self._classical else exponent + (order - 1) * math.log1p(-1 / order) - math.log(order)
-
-        return math.exp(min(0.0, self._smallest(log_delta)))
-
-    def _smallest(self, at: Callable[[float], float]) -> float:
-        """The minimum over the orders. Any order is valid; the function has one valley, up to rounding."""
-        if not self.releases:
-            return -math.inf
-        orders = [1 + 2.0**k for k in range(1 if self._classical else -6, 15)]
-        orders = [2.0, *orders] if self._classical else orders
-        values: list[float] = []
-        for order in orders:
-            values.append(at(order))
-            if len(values) > 3 and values[-1] >= values[-2] >= values[-3]:
-                break
-        best = int(np.argmin(values))
-        left, right = orders[max(best - 1, 0)], orders[min(best + 1, len(orders) - 1)]
-        # Between the neighbours: whole orders (where some curves have their kinks), or ever finer real ones.
-        while right - left > (1 if self._classical else 0.01 * (left - 1)):
-            inner = np.linspace(left, right, 9)
-            inner = np.unique(np.round(inner)) if self._classical or right - left >= 8 else inner
-            inner_values = [at(float(order)) for order in inner]
-            best = int(np.argmin(inner_values))
-            values.append(inner_values[best])
-            narrower = float(inner[max(best - 1, 0)]), float(inner[min(best + 1, len(inner) - 1)])
-            if narrower[1] - narrower[0] >= right - left or (self._classical and len(inner) <= 3):
-                break
-            left, right = narrower
-        return min(values)
 
 
 _MAX_DISTINCT, _FLOORED = 64, 1.005
@@ -446,11 +336,11 @@ def _grouped(releases: _Merged) -> _Merged:
     return tuple(grouped)
 
 
-# Beyond it eps is in the thousands, of no use to anyone, and distributions on a grid take long: a Rényi curve will do.
+# Beyond it eps is in the thousands, of no use to anyone, and distributions on a grid take long.
 _LARGEST_MEAN_LOSS = 1e3
 
 
-class _LossCurve:
+class LossCurve:
     """Convolution of privacy loss distributions, in both directions if they differ.
 
     The distributions are on a grid so fine that rounding raises the total divergence by 0.02 percent (0.1 percent for

@@ -1,4 +1,4 @@
-"""The kinds of private release: what one of them costs, as a Rényi curve and as a privacy loss distribution.
+"""The kinds of private release: what one of them costs, as a privacy profile and as a privacy loss distribution.
 
 A mechanism is a frozen description of one release: its noise, and how its batch was drawn.
 `numpyro_dp.privacy.accounting` composes any sequence of them. All of them measure noise in one unit,
@@ -23,11 +23,10 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import gammaln, log_ndtr, logsumexp
+from scipy.special import log_ndtr
 from scipy.stats import binom
 
 from numpyro_dp.privacy.pld import LossDistribution, Profile, discretized
@@ -61,7 +60,7 @@ class Mechanism:
 
     @property
     def rho(self) -> float | None:
-        """The zCDP parameter: the Rényi curve is at most ``order * rho`` at every order. None: there is none."""
+        """The zCDP parameter: Rényi divergences of any order are at most ``order * rho``. None: there is none."""
         return None
 
     def check_relation(self, relation: str) -> None:
@@ -69,10 +68,6 @@ class Mechanism:
         :raises ValueError: if `relation` is unknown, or the release is not private under it.
         """
         check_relation(relation)
-
-    def rdp(self, order: float, relation: str) -> float:
-        """Bound on the Rényi divergence of `order` (above 1) between the releases on any two neighbouring tables."""
-        raise NotImplementedError
 
     def profiles(self, relation: str) -> tuple[Profile, Profile]:
         """The profile in one direction (the table with the row against the one without it) and in the other."""
@@ -97,10 +92,6 @@ class Gaussian(Mechanism):
     @property
     def rho(self) -> float:
         return math.inf if self.noise_multiplier == 0 else 1 / (2 * self.noise_multiplier**2)
-
-    def rdp(self, order: float, relation: str) -> float:
-        _check_order(order)
-        return order * self.rho
 
     def profiles(self, relation: str) -> tuple[Profile, Profile]:
         return _symmetric(functools.partial(_gaussian_delta, shift=1 / self.noise_multiplier))
@@ -129,15 +120,6 @@ class PoissonGaussian(Mechanism):
         super().__post_init__()
         _check_rate(self.rate)
         _check(0 <= self.overflow < 1, f"overflow must be a probability below 1, got {self.overflow}")
-
-    def rdp(self, order: float, relation: str) -> float:
-        _check_order(order)
-        if self.noise_multiplier == 0:
-            return math.inf
-        shift = 1 / noise_per_row_bound(self.noise_multiplier, relation)
-        if relation == "replace_one":
-            return _mixture_rdp(order, self.rate, shift, -shift)
-        return max(_mixture_rdp(order, self.rate, shift, 0.0), _mixture_rdp(order, self.rate, 0.0, shift))
 
     def profiles(self, relation: str) -> tuple[Profile, Profile]:
         shift = 1 / noise_per_row_bound(self.noise_multiplier, relation)
@@ -168,7 +150,7 @@ class TruncatedPoissonGaussian(Mechanism):
         _check_positive("max_batch_size", self.max_batch_size)
 
     @property
-    def _full(self) -> tuple[float, float]:
+    def full(self) -> tuple[float, float]:
         """Probability that the other rows fill the batch, and that the row then takes the place of one of them."""
         full = float(binom.sf(self.max_batch_size - 1, self.num_rows - 1, self.rate))
         if full == 0.0:
@@ -176,18 +158,8 @@ class TruncatedPoissonGaussian(Mechanism):
         overfull = float(binom.sf(self.max_batch_size, self.num_rows, self.rate))
         return full, min(self.rate, overfull * self.max_batch_size / (full * self.num_rows))
 
-    def rdp(self, order: float, relation: str) -> float:
-        full, rate = self._full
-        roomy = PoissonGaussian(self.noise_multiplier, self.rate).rdp(order, relation)
-        if full == 0.0 or math.isinf(roomy):
-            return roomy
-        shift = 2 / noise_per_row_bound(self.noise_multiplier, relation)
-        # E[(P/Q)^order] of a mixture with a known label is the mixture of the expectations.
-        exponents = (order - 1) * np.array([roomy, _mixture_rdp(order, rate, shift, -shift)])
-        return float(logsumexp(exponents, b=[1 - full, full])) / (order - 1)
-
     def profiles(self, relation: str) -> tuple[Profile, Profile]:
-        full, rate = self._full
+        full, rate = self.full
         shift = 1 / noise_per_row_bound(self.noise_multiplier, relation)
         roomy = _poisson_profiles(self.rate, shift, relation)
         if full == 0.0:
@@ -208,10 +180,9 @@ class FixedBatchGaussian(Mechanism):
     """A sum over `batch_size` rows drawn without replacement, with Gaussian noise. Not under add/remove.
 
     Profile: ``rate * delta_G(log(1 + (e^eps - 1) / rate))`` with ``rate = batch_size / num_rows`` and ``delta_G`` the
-    profile of the noise on one batch (Balle, Barthe and Gaboardi 2018, Theorem 11), the same in both directions.
-    Rényi curve: Wang, Balle and Kasiviswanathan (2019), Theorem 9, which is looser. Both compare batches that differ in
-    one row: with and without the row in question a batch has another row in its place. So under ``"zero_out"``, too,
-    the noise on one batch hides ``2 B``.
+    profile of the noise on one batch (Balle, Barthe and Gaboardi 2018, Theorem 11), the same in both directions. It
+    compares batches that differ in one row: with and without the row in question a batch has another row in its place.
+    So under ``"zero_out"``, too, the noise on one batch hides ``2 B``.
     """
 
     batch_size: int
@@ -231,10 +202,6 @@ class FixedBatchGaussian(Mechanism):
 
     def check_relation(self, relation: str) -> None:
         _check_public_size(self, relation)
-
-    def rdp(self, order: float, relation: str) -> float:
-        self.check_relation(relation)
-        return amplified_rdp(Gaussian(self._per_replacement(relation)).rdp, order, self.rate)
 
     def profiles(self, relation: str) -> tuple[Profile, Profile]:
         self.check_relation(relation)
@@ -256,25 +223,6 @@ class LogisticBit(Mechanism):
     @property
     def rho(self) -> float:
         return math.inf if self.noise_multiplier == 0 else 1 / (8 * self.noise_multiplier**2)
-
-    def rdp(self, order: float, relation: str) -> float:
-        """The largest divergence over all logits.
-
-        The loss of either value of the bit is ``t`` or ``t - Delta``, with ``Delta = 1 / noise_multiplier``; which of
-        them has what probability follows from ``t``, and the expectation ``E exp((order - 1) * loss)`` is largest at
-
-            ``e^t = (order-1)/order * (1 - e^(-order Delta)) / (e^-Delta - e^(-order Delta))``.
-        """
-        _check_order(order)
-        if self.noise_multiplier == 0:
-            return math.inf
-        shift = 1 / self.noise_multiplier
-        if order * shift < 1e-2:  # the formula loses digits, and is order * rho up to a factor 1 - O(shift^2)
-            return order * self.rho
-        log_all = math.log(-math.expm1(-order * shift))
-        t = math.log1p(-1 / order) + log_all + shift - math.log(-math.expm1(-(order - 1) * shift))
-        divergence = t + (log_all - math.log(order) - math.log(-math.expm1(-shift))) / (order - 1)
-        return min(divergence, order * self.rho)
 
     def profiles(self, relation: str) -> tuple[Profile, Profile]:
         return LogisticBits(self.noise_multiplier, 1).profiles(relation)
@@ -317,9 +265,6 @@ class LogisticBits(Mechanism):
         grid, deltas = _logistic_profile(shift, self.length)
         return _symmetric(lambda eps: _chords(eps, grid, deltas))
 
-    def rdp(self, order: float, relation: str) -> float:
-        return self.length * LogisticBit(self.noise_multiplier).rdp(order, relation)
-
     def describe(self) -> str:
         return f"{self.length} logistic accept bits, all rows"
 
@@ -352,7 +297,7 @@ class BarkerBatch(Mechanism):
         return self.batch_size / self.num_rows
 
     @property
-    def _worst(self) -> tuple[float, float] | None:
+    def worst(self) -> tuple[float, float] | None:
         """Squared shift of the mean over the smallest variance, and growth of the variance over it; None: unbounded."""
         if self.noise_multiplier == 0:
             return None
@@ -366,22 +311,6 @@ class BarkerBatch(Mechanism):
     def check_relation(self, relation: str) -> None:
         _check_replace_one(self, relation)
 
-    def _batch_rdp(self, order: float, relation: str = "replace_one") -> float:
-        """The divergence on one batch, one row of it replaced, over all pairs of variances that can occur.
-
-        In units of the second variance it is a convex function of the first one, so it is largest at an end: the
-        replaced row increases the variance most, or decreases it most. Taking the smallest variance for the unit in
-        both cases rounds up.
-        """
-        if self._worst is None:
-            return math.inf
-        shift2, growth = self._worst
-        return max(_normal_rdp(order, shift2, growth), _normal_rdp(order, shift2, -growth))
-
-    def rdp(self, order: float, relation: str) -> float:
-        self.check_relation(relation)
-        return amplified_rdp(self._batch_rdp, order, self.rate)
-
     def profiles(self, relation: str) -> tuple[Profile, Profile]:
         self.check_relation(relation)
         return _symmetric(_amplified(self._batch_profile, self.rate))
@@ -394,9 +323,9 @@ class BarkerBatch(Mechanism):
         between 0 and `growth`, where the profile need not be monotone. So ``g`` goes through a few values, and between
         two of them, ``g`` and ``g'``, densities differ by at most ``e^eta = sqrt((1 + g') / (1 + g))`` upwards.
         """
-        if self._worst is None:
+        if self.worst is None:
             return np.ones_like(eps)
-        shift2, growth = self._worst
+        shift2, growth = self.worst
         variances = 1 + growth * np.linspace(0, 1, 9)
         worst = np.zeros_like(eps)
         for low, high in itertools.pairwise(variances):
@@ -419,76 +348,6 @@ def noise_per_row_bound(noise_multiplier: float, relation: str) -> float:
         relation in NEIGHBORING_RELATIONS, f"unknown neighboring relation {relation!r}: {list(NEIGHBORING_RELATIONS)}"
     )
     return bounds_per_row(relation) * noise_multiplier
-
-
-# --- Rényi curves ---------------------------------------------------------------------------------------------------
-
-
-def amplified_rdp(rdp: Callable[[float, str], float], order: float, rate: float) -> float:
-    """Rényi divergence of a release on a batch drawn without replacement, from `rdp`, that on the batch itself.
-
-    Theorem 9 of Wang, Balle and Kasiviswanathan (2019), for ``"replace_one"`` on both sides; Corollary 2 of Heikkilä et
-    al. (2019). It holds at whole orders; between them ``(order - 1) * divergence`` is convex, hence below its chord.
-
-    :param rate: batch size over number of rows.
-    """
-    _check_order(order)
-    lower = math.floor(order)
-    if lower == order:
-        return _amplified_rdp_whole(rdp, lower, rate)
-    upper_exponent = lower * _amplified_rdp_whole(rdp, lower + 1, rate)
-    lower_exponent = (lower - 1) * _amplified_rdp_whole(rdp, lower, rate) if lower > 1 else 0.0
-    weight = order - lower
-    return min(rdp(order, "replace_one"), ((1 - weight) * lower_exponent + weight * upper_exponent) / (order - 1))
-
-
-def _amplified_rdp_whole(rdp: Callable[[float, str], float], order: int, rate: float) -> float:
-    base = rdp(float(order), "replace_one")
-    if math.isinf(base):
-        return math.inf
-    j = np.arange(2, order + 1, dtype=float)
-    curve = np.array([rdp(x, "replace_one") for x in j])
-    log_terms = gammaln(order + 1) - gammaln(j + 1) - gammaln(order - j + 1) + j * math.log(rate)
-    log_terms += math.log(2) + (j - 1) * curve
-    second = curve[0]  # of order 2: the smaller of 4 (e^second - 1) and 2 e^second
-    if second < math.log(2):
-        log_terms[0] += math.log(2 * -math.expm1(-second)) if second > 0 else -math.inf
-    return min(base, float(np.logaddexp(0.0, logsumexp(log_terms))) / (order - 1))
-
-
-def _normal_rdp(order: float, shift2: float, growth: float) -> float:
-    """Rényi divergence of ``Normal(shift, 1 + growth)`` from ``Normal(0, 1)``, with ``shift2 = shift**2``."""
-    scale = 1 - (order - 1) * growth
-    if scale <= 0 or growth <= -1:
-        return math.inf
-    return -0.5 * math.log1p(growth) - math.log(scale) / (2 * (order - 1)) + order * shift2 / (2 * scale)
-
-
-def _mixture_rdp(order: float, rate: float, first: float, second: float) -> float:
-    """Rényi divergence between ``(1 - rate) N(0, 1) + rate N(first, 1)`` and the same with `second`.
-
-    By the trapezoidal rule, which converges geometrically for such integrands.
-    """
-    shift = max(abs(first), abs(second))
-    end = 2 * order * shift + 15
-    step = min(0.05, 0.5 / shift)
-    if end > 2e5 * step:  # next to no noise: here sampling makes no difference, and without it the result is larger
-        return order * (first - second) ** 2 / 2
-    x = np.arange(-end, end + step, step)
-    exponent = order * _log_ratio(x, rate, first) + (1 - order) * _log_ratio(x, rate, second)
-    if np.max(exponent) > 600:
-        return float(logsumexp(exponent - 0.5 * x**2, b=step / math.sqrt(2 * math.pi))) / (order - 1)
-    # The integral minus 1 directly, for it may be tiny.
-    excess = float(np.sum(np.exp(-0.5 * x**2) * np.expm1(exponent))) * step / math.sqrt(2 * math.pi)
-    return math.log1p(max(excess, 0.0)) / (order - 1)
-
-
-def _log_ratio(x: np.ndarray, rate: float, shift: float) -> np.ndarray:
-    """Log density at `x` of ``(1 - rate) N(0, 1) + rate N(shift, 1)`` relative to ``N(0, 1)``."""
-    exponent = shift * x - 0.5 * shift**2
-    small = np.log1p(rate * np.expm1(np.minimum(exponent, 1.0)))
-    with np.errstate(divide="ignore"):
-        return np.where(exponent < 1, small, np.logaddexp(np.log1p(-rate), math.log(rate) + exponent))
 
 
 # --- Profiles -------------------------------------------------------------------------------------------------------
@@ -684,10 +543,6 @@ def _check_replace_one(mechanism: Mechanism, relation: str) -> None:
         f'{mechanism.describe()}: this release is accounted for under "replace_one" only, got {relation!r}; use '
         "all rows",
     )
-
-
-def _check_order(order: float) -> None:
-    _check(order > 1, f"order must be above 1, got {order}")
 
 
 def _check_rate(rate: float) -> None:

@@ -520,7 +520,7 @@ def of_kernel(kernel: DPKernel, args: tuple, kwargs: dict) -> tuple[dict, dict]:
     report, prepared = kernel.privacy, getattr(kernel, "prepared", None)
     print(kernel, kernel.model, prepared, repr(report))
     pickles, unpickled = pickled(kernel=kernel, report=report, prepared=prepared)
-    methods = report.guarantee(), report.comparison(), report.to_dict(), report.to_json(), report.eps_at(0.01)
+    methods = report.guarantee(), report.to_dict(), report.to_json(), report.eps_at(0.01)
     methods += report.methods(), report.to_registry()
     return {
         "kernel": kernel,

@@ -237,7 +237,6 @@ METHODS = {
         "to_registry": "called",
         "methods": "called",
         "guarantee": "called",
-        "comparison": "called",
         "eps_at": "called",
     },
     PrivacyBudget: {
