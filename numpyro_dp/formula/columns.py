@@ -1,13 +1,17 @@
 """Columns of a data frame, as a formula can use them, by what is public about them.
 
-Each value is coded by itself. One that makes no sense (missing, not among the levels) is no error, whose text would
-tell of it: its row says nothing, and a value that does no harm stands in its place. So what comes after never meets
-anything but numbers within public ranges and public levels.
+Each value is coded by itself: neither other values nor the column's type, which one value may decide, change what it
+becomes. One that makes no sense (missing, not among the levels, of a type that none should have) is no error, whose
+text would tell of it: its row says nothing, and a value that does no harm stands in its place. So what comes after
+never meets anything but numbers within public ranges and public levels.
 """
 
+import contextlib
 import datetime
+import decimal
+import functools
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +19,9 @@ from typing import Any
 import numpy as np
 
 LARGEST_COUNT = 10**9
+_LARGEST_WHOLE = 2**53
+"""Floats beyond it stand for several whole numbers; and a column of whole numbers becomes one of floats where a value
+is missing."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +38,7 @@ class Range:
     @property
     def ends(self) -> tuple[float, float]:
         if self.of_dates:
-            days = np.datetime64(self.high, "D") - np.datetime64(self.low, "D")
-            return 0.0, float(days / np.timedelta64(1, "D"))
+            return 0.0, _day(self.high) - _day(self.low)
         return float(self.low), float(self.high)
 
 
@@ -49,7 +55,7 @@ Public = Range | Levels
 def describe(ranges: Mapping[str, Sequence] | None, levels: Mapping[str, Sequence] | None) -> dict[str, Public]:
     """What is public, by name of the column.
 
-    :raises ValueError: if a range is none, a level stands twice, or a column has both.
+    :raises ValueError: if a range is none, a level stands twice or cannot be told apart, or a column has both.
     """
     found: dict[str, Public] = {}
     for name, pair in (ranges or {}).items():
@@ -61,12 +67,20 @@ def describe(ranges: Mapping[str, Sequence] | None, levels: Mapping[str, Sequenc
             raise ValueError(f"ranges[{name!r}] must be finite and rise, got {pair!r}")
         found[name] = column
     for name, given in (levels or {}).items():
+        if isinstance(given, str | set | frozenset):
+            raise ValueError(f"levels[{name!r}] must be a list, whose first is the reference, got {given!r}")
         values = tuple(given.tolist() if isinstance(given, np.ndarray) else given)
         if name in found:
             raise ValueError(
                 f"column {name!r} is in both `ranges` and `levels`: numbers have a range, categories levels"
             )
-        if len(set(values)) != len(values) or len(values) < 2:
+        keys = [_key(value) for value in values]
+        if None in keys:
+            raise ValueError(
+                f"levels[{name!r}]: {values[keys.index(None)]!r} is no level. Levels are texts, numbers, dates or true "
+                "and false; put a letter before whole numbers above 2**53, in the table, too"
+            )
+        if len(set(keys)) != len(keys) or len(keys) < 2:
             raise ValueError(f"levels[{name!r}] must be two or more values, each once, got {list(values)}")
         found[name] = Levels(values)
     return found
@@ -79,7 +93,7 @@ def require_public(names: Sequence[str], public: Mapping[str, Public]) -> None:
         raise ValueError(
             f"nothing is public about {', '.join(map(repr, unknown))}. Say what values there may be, from the codebook "
             f"and not from the table: ranges={{{unknown[0]!r}: (lowest, highest)}} for a number or a date, "
-            f"levels={{{unknown[0]!r}: [...]}} for a category; `glm` knows those of columns of true and false"
+            f"levels={{{unknown[0]!r}: [...]}} for a category, which a column of true and false is, too: [False, True]"
         )
 
 
@@ -111,25 +125,25 @@ def read(data: Any, names: Sequence[str]) -> dict[str, Any]:
     import pandas as pd
 
     known = names_of(data)
-    missing = [name for name in names if name not in known]
+    missing = [name for name in names if known.count(name) != 1]
     if missing:
-        raise ValueError(f"the data have no column {missing[0]!r}; they have {', '.join(map(str, known))}")
+        has = "have several columns" if missing[0] in known else "have no column"
+        raise ValueError(f"the data {has} {missing[0]!r}; they have {', '.join(map(str, known))}")
     found = {}
-    for name in names:
-        column = data[name]
-        series = column.to_pandas() if hasattr(column, "to_pandas") else pd.Series(column)
-        found[name] = series.reset_index(drop=True)
+    with quietly():
+        for name in names:
+            column = data[name]
+            series = column.to_pandas() if hasattr(column, "to_pandas") else pd.Series(column)
+            found[name] = series.reset_index(drop=True)
     return found
 
 
-def code(name: str, series: Any, column: Public) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers within the range or positions of levels, and which rows have none (there the values stand for nothing).
-
-    :raises TypeError: if the column's type is not that of numbers, dates or of the levels.
-    """
+def code(series: Any, column: Public) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers within the range or positions of levels, and which rows have none: there the values stand for nothing."""
     if isinstance(column, Levels):
-        return _positions(name, series, column)
-    values = _days(series, column) if column.of_dates else numbers(name, series)
+        positions = _positions(series, column)
+        return np.maximum(positions, 0), positions < 0
+    values = _days(series) - _day(column.low) if column.of_dates else numbers(series)
     low, high = column.ends
     missing = ~np.isfinite(values)
     return np.where(missing, (low + high) / 2, np.clip(values, low, high)), missing
@@ -143,36 +157,84 @@ def quietly() -> Iterator[None]:
         yield
 
 
-def numbers(name: str, series: Any) -> np.ndarray:
-    """A column of numbers, or of true and false; NaN where there is none."""
-    from pandas.api.types import is_bool_dtype, is_numeric_dtype
-
-    if not (is_numeric_dtype(series.dtype) or is_bool_dtype(series.dtype)):
-        raise TypeError(
-            f"column {name!r} is of type {series.dtype}, not of numbers. Give its `levels` if it is a category, or "
-            f"dates as the ends of its range if it is one, or make numbers of it: pd.to_numeric(data[{name!r}], "
-            "errors='coerce')"
-        )
-    return series.to_numpy(dtype=float, na_value=np.nan)
+def numbers(series: Any) -> np.ndarray:
+    """A column of numbers, of true and false, or of texts of such; NaN where there is none."""
+    with quietly():
+        if getattr(series.dtype, "kind", "O") in "biuf":  # also of columns that may hold missing values
+            return series.to_numpy(dtype=float, na_value=np.nan)
+        return _one_by_one(_number, series)
 
 
-def _days(series: Any, column: Range) -> np.ndarray:
-    import pandas as pd
+def _one_by_one(read_one: Callable[[Any], float], series: Any) -> np.ndarray:
+    """Each value by itself, as a number; texts, which come again and again, once each."""
+    read_text = functools.cache(read_one)
+    values = series.astype(object)
+    return np.array([(read_text if type(value) is str else read_one)(value) for value in values], float)
 
-    with quietly():  # of dates whose format is not clear
-        dates = pd.to_datetime(series, errors="coerce", utc=True).dt.tz_localize(None)
-    return ((dates - pd.Timestamp(column.low)) / pd.Timedelta(days=1)).to_numpy(dtype=float, na_value=np.nan)
+
+_TRUTHS = {"true": True, "false": False}  # as texts, too, where a column has other ones
+_NUMBERS = (bool, int, float, complex, decimal.Decimal, np.bool_, np.number)
 
 
-def _positions(name: str, series: Any, column: Levels) -> tuple[np.ndarray, np.ndarray]:
-    import pandas as pd
-    from pandas.api.types import is_bool_dtype, is_numeric_dtype
+def _number(value: Any) -> float:
+    """NaN, if it is none."""
+    if isinstance(value, complex | np.complexfloating):  # all are, in a column with one
+        value = value.real if value.imag == 0 else np.nan
+    if isinstance(value, str):
+        value = _TRUTHS.get(value.strip().lower(), value)
+    if isinstance(value, (str, *_NUMBERS)):
+        with contextlib.suppress(ArithmeticError, TypeError, ValueError):
+            return float(value)  # type: ignore[arg-type]
+    return np.nan
 
-    are_numbers = is_numeric_dtype(series.dtype) or is_bool_dtype(series.dtype)
-    if are_numbers and all(isinstance(value, str) for value in column.values):
-        raise TypeError(
-            f"column {name!r} is of type {series.dtype}, but its levels are texts: {', '.join(column.values)}"
-        )
-    positions = pd.Index(list(column.values), dtype=object).get_indexer(series.astype(object))
-    missing = positions < 0
-    return np.where(missing, 0, positions), missing
+
+def _days(series: Any) -> np.ndarray:
+    """Days since 1970; NaN where there is no date."""
+    with quietly():
+        if getattr(series.dtype, "kind", "O") != "M":
+            return _one_by_one(_day, series)
+        has_zone = getattr(series.dt, "tz", None) is not None
+        return _since_1970((series.dt.tz_convert("UTC").dt.tz_localize(None) if has_zone else series).to_numpy())
+
+
+def _since_1970(dates: Any) -> Any:
+    """In days, by way of seconds: nanoseconds as integers would overflow between two centuries."""
+    return np.where(np.isnat(dates), np.nan, dates.astype("datetime64[s]").astype(np.int64) / 86_400)
+
+
+def _day(value: Any) -> float:
+    """Days since 1970 of a date, a time, or a text as ISO 8601 has them; NaN, if it is none."""
+    with contextlib.suppress(ArithmeticError, TypeError, ValueError):
+        if isinstance(value, str):
+            value = datetime.datetime.fromisoformat(value.strip())
+        if isinstance(value, datetime.datetime):
+            whole_seconds = datetime.datetime(*value.utctimetuple()[:6])
+            return (whole_seconds - datetime.datetime(1970, 1, 1)).total_seconds() / 86_400
+        if isinstance(value, datetime.date):
+            return float((value - datetime.date(1970, 1, 1)).days)
+        if isinstance(value, np.datetime64):
+            return float(_since_1970(value))
+    return np.nan
+
+
+def _positions(series: Any, column: Levels) -> np.ndarray:
+    """Of each value among the levels; -1, if it is none."""
+    places = {_key(value): place for place, value in enumerate(column.values)}
+    with quietly():
+        return _one_by_one(lambda value: places.get(_key(value), -1), series).astype(np.int64)
+
+
+def _key(value: Any) -> str | None:
+    """The same for the same level, whatever the type that its column was read with; None for what is no level.
+
+    Where one value is missing or is a text, all others of a column may be read as floats or as texts.
+    """
+    number = _number(value)
+    if isinstance(value, _NUMBERS) or not np.isnan(number):
+        if not abs(number) < _LARGEST_WHOLE:
+            return None
+        return str(int(number)) if number == int(number) else f"{number:.12g}"
+    if not np.isnan(day := _day(value)):
+        return f"day {day!r}"
+    text = value.strip() if isinstance(value, str) else ""
+    return text if text.lower() not in ("", "nan") else None

@@ -88,7 +88,10 @@ def predictor_scale(family: Family, ends: tuple[float, float] | None) -> tuple[f
         assert ends is not None
         return (ends[0] + ends[1]) / 2, (ends[1] - ends[0]) / 4
     if family.outcomes in (COUNTS, POSITIVE) and ends is not None:
-        return math.log(ends[1]) / 2, max(1.0, math.log(ends[1]) / 5)
+        # A range from 0 on says nothing of the lower end: to its log, that is 1, or as far below the upper end.
+        top = math.log(ends[1])
+        bottom = math.log(ends[0]) if ends[0] > 0 else min(0.0, top - 4)
+        return (bottom + top) / 2, max(1.0, (top - bottom) / 4)
     return 0.0, 1.0
 
 

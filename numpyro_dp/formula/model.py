@@ -2,6 +2,7 @@
 
 import keyword
 import linecache
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -78,7 +79,10 @@ class FormulaModel:
         self._design = Design(terms, self._public)
         self._designs = [Design(effect.terms, self._public) for effect in self._effects]
         self._offset = None if offset is None else Outcome(offset)
+        if any(not text.isprintable() for text in map(str, self._names())):
+            raise ValueError("names of columns and levels must be printable, in one line")
         self._check()
+        self._require_names()
         self.source = "\n".join(self._lines())
         sites = re.findall(r'numpyro\.(?:sample|plate)\("([^"]+)"', self.source)
         if twice := sorted({name for name in sites if sites.count(name) > 1}):
@@ -118,6 +122,11 @@ class FormulaModel:
         used |= {self._offset.column} if self._offset else set()
         return [*sorted(used - {self._outcome.column}), self._outcome.column]
 
+    def _names(self) -> list:
+        """All that becomes a part of the model's text."""
+        levels = (value for column in self._public.values() if isinstance(column, Levels) for value in column.values)
+        return [self.formula, *([self._offset.text] if self._offset else []), *self._public, *levels]
+
     def _check(self) -> None:
         groups = [effect.group for effect in self._effects if effect.group != self.unit]
         require_public(groups, self._public)
@@ -126,6 +135,10 @@ class FormulaModel:
                 raise ValueError(f"(... | {group}): give levels={{{group!r}: [...]}}, not a range")
         if self._offset is not None:
             require_public([self._offset.column], self._public)
+            of_offset = self._public[self._offset.column]
+            if not isinstance(of_offset, Range):
+                raise ValueError(f"offset {self._offset.text!r}: a number needs a range, not levels")
+            self._offset.require_finite(of_offset)
         column, law = self._outcome.column, self._law
         given = self._public.get(column)
         if law.has_levels and not isinstance(given, Levels):
@@ -142,8 +155,22 @@ class FormulaModel:
         names = [effect.group for effect in self._effects]
         if len(set(names)) != len(names):
             raise ValueError(f"write all effects of a group in one bracket: {self.formula!r}")
-        if self._law.is_multiple and self._effects:
-            raise ValueError("family 'categorical' with effects of groups: write the model (print(FormulaModel(...)))")
+        if self._law.is_multiple and (self._effects or self._offset):
+            raise ValueError(
+                "family 'categorical' with effects of groups or an offset: write the model (print(FormulaModel(...)))"
+            )
+
+    def _require_names(self) -> None:
+        """:raises ValueError: if two parts of the text would have one name."""
+        names = [_name(effect.group) for effect in self._effects]
+        made = [f"X_{name}" for name in names]
+        for name, design in zip(names, self._designs, strict=True):
+            made += [
+                f"{name}_sd",
+                *(f"{name}_{what}{k}" for what in ("sd", "effect") for k in range(len(design.names))),
+            ]
+        if clash := sorted(set(made) & {*names, _name(self.unit or "")}):
+            raise ValueError(f"rename column {clash[0]!r}: the model has something else of that name")
 
     # -- The model's text --------------------------------------------------------------------------------------------
 
@@ -158,6 +185,8 @@ class FormulaModel:
                     f"{self._outcome.text} is not finite, or falls, on the range {given.low:g} to {given.high:g} of "
                     f"{column!r}: narrow the range"
                 )
+            if law.outcomes in ("counts", "positive") and not ends[1] > 0:
+                raise ValueError(f"family {self.family!r}: the range of {column!r} must reach above 0")
         middle, scale = predictor_scale(law, ends)  # type: ignore[arg-type]
         num_levels = len(given.values) if isinstance(given, Levels) else 2
         arguments = ["X", *(_name(effect.group) for effect in self._effects)]
@@ -167,7 +196,13 @@ class FormulaModel:
         if self.unit and not self._has_unit_effects:
             arguments.append(_name(self.unit))
         arguments += ["observed=True", "y=None"] + (["num_units=1"] if self._has_unit_effects else [])
-        lines = [f"def model({', '.join(arguments)}):", f'    """{_site(self.formula)}, {self.family}"""']
+        lines = [f"def model({', '.join(arguments)}):", f'    """{_site(self.formula)}, {self.family}']
+        if names := [self._design.names[k] for k in self._in_x]:
+            is_centred = bool(self._design.center.any())
+            lines += ["", f"    Columns of X{', less their means over the public ranges' * is_centred}:"]
+            lines += [f"    {_site(name)}{f' - {_exact(at)}' if at else ''}" for name, at in self._centers(names)]
+        lines += ['    """'] if names else []
+        lines[-1] += "" if names else '"""'
         lines += self._population_lines(middle, scale, num_levels)
         for effect, design in zip(self._effects, self._designs, strict=True):
             lines += self._effect_lines(effect, design, scale)
@@ -186,21 +221,19 @@ class FormulaModel:
         each = f".expand([{num_levels - 1}]).to_event(1)" if law.is_multiple else ""
         lines, terms = [], []
         if "Intercept" in design.names and law.has_intercept:
-            prior = f"dist.Normal({_short(middle)}, {_short(2.5 * scale)}){each}"
+            prior = f"dist.Normal({_exact(middle)}, {_short(2.5 * scale)}){each}"
             lines.append(f'    intercept = numpyro.sample("Intercept", {prior})')
             terms.append("intercept")
         if len(of_x):
+            # Where no intercept says where outcomes are, the coefficients must reach there.
+            width = 2.5 * scale if "Intercept" in design.names else math.hypot(2.5 * scale, middle)
             lines.append("    slopes = [")
             for k in of_x:
-                prior = f"dist.Normal(0.0, {_short(2.5 * scale / design.spread[k])}){each}"
+                prior = f"dist.Normal(0.0, {_short(width / design.spread[k])}){each}"
                 lines.append(f'        numpyro.sample("{_site(design.names[k])}", {prior}),')
             lines.append("    ]")
-            x = "X"
-            if (center := design.center[of_x]).any():
-                lines.append(f"    center = jnp.array([{', '.join(map(_short, center))}])  # of the public ranges")
-                x = "(X - center)"
-            terms.append(f"{x} @ jnp.stack(slopes)")
-        if not len(of_x):
+            terms.append("X @ jnp.stack(slopes)")
+        else:
             terms.append(f"jnp.zeros((X.shape[0], {num_levels - 1}))" if law.is_multiple else "jnp.zeros(X.shape[0])")
         return [*lines, f"    eta = {' + '.join(terms)}"]
 
@@ -208,6 +241,10 @@ class FormulaModel:
     def _in_x(self) -> np.ndarray:
         """Columns of the design that are columns of `X`: all but the intercept."""
         return np.array([k for k, name in enumerate(self._design.names) if name != "Intercept"], int)
+
+    def _centers(self, names: Sequence[str]) -> list[tuple[str, float]]:
+        centers = dict(zip(self._design.names, self._design.center, strict=True))
+        return [(name, centers[name]) for name in names]
 
     def _effect_lines(self, effect: Effects, design: Design, scale: float) -> list[str]:
         group = _name(effect.group)
@@ -224,11 +261,8 @@ class FormulaModel:
         for k, (site, sd) in enumerate(effects):
             lines.append(f'        {group}_effect{k} = numpyro.sample("{site}", dist.Normal(0.0, {sd}))')
         of_x = [k for k, name in enumerate(design.names) if name != "Intercept"]
-        x = f"X_{group}"
-        if design.center[of_x].any():
-            lines.append(f"    {x} = {x} - jnp.array([{', '.join(map(_short, design.center[of_x]))}])")
         for k, name in enumerate(design.names):
-            times = "" if name == "Intercept" else f" * {x}[:, {of_x.index(k)}]"
+            times = "" if name == "Intercept" else f" * X_{group}[:, {of_x.index(k)}]"
             lines.append(f"    eta = eta + {group}_effect{k}[{group}]{times}")
         return lines
 
@@ -257,42 +291,42 @@ class FormulaModel:
         missing = np.zeros(num_rows, bool)
         coded = {}
         for name in {name for design in (self._design, *self._designs) for name in design.columns}:
-            coded[name], without = code(name, table[name], self._public[name])
+            coded[name], without = code(table[name], self._public[name])
             missing |= without
         found: dict[str, Any] = {}
         for effect, design in zip(self._effects, self._designs, strict=True):
             name = _name(effect.group)
             if effect.group == self.unit:
                 found[name] = _units(table[self.unit])
-                found["num_units"] = int(found[name].max()) + 1
+                found["num_units"] = int(found[name].max(initial=-1)) + 1
             else:
-                found[name], without = code(effect.group, table[effect.group], self._public[effect.group])
+                found[name], without = code(table[effect.group], self._public[effect.group])
                 missing |= without
             if design.names != ["Intercept"]:
-                columns = [k for k, of in enumerate(design.names) if of != "Intercept"]
-                found[f"X_{name}"] = design.matrix(coded, num_rows)[:, columns]
+                found[f"X_{name}"], without = _columns(design, coded, num_rows)
+                missing |= without
         if self.unit and not self._has_unit_effects:
             found[_name(self.unit)] = _units(table[self.unit])
         if self._offset:
-            values, without = code(self._offset.column, table[self._offset.column], self._public[self._offset.column])
-            found["offset"] = self._offset(values)
-            missing |= without
+            values, without = code(table[self._offset.column], self._public[self._offset.column])
+            found["offset"], beyond = _finite(self._offset(values))
+            missing |= without | beyond
         if has_outcome:
             found["y"], without = self._outcomes(table[self._outcome.column])
             missing |= without
-        found["X"] = self._design.matrix(coded, num_rows)[:, self._in_x]
-        found["observed"] = ~missing
-        with quietly():  # of an outcome that single precision does not hold
-            return {name: _narrow(value) for name, value in found.items()}
+        found["X"], without = _columns(self._design, coded, num_rows)
+        found["observed"] = ~(missing | without)
+        return {name: _narrow(value) for name, value in found.items()}
 
     def _outcomes(self, series: Any) -> tuple[np.ndarray, np.ndarray]:
         column, law = self._outcome.column, self._law
         given: Public | None = self._public.get(column)
         if isinstance(given, Levels):
-            return code(column, series, given)
-        values = self._outcome(numbers(column, series))
-        with np.errstate(invalid="ignore"):
-            possible = CAN_BE[law.outcomes](values)
+            return code(series, given)
+        values = self._outcome(numbers(series))
+        with quietly():
+            possible = CAN_BE[law.outcomes](values.astype(np.float32).astype(float))  # as the model meets them
+            possible &= CAN_BE[law.outcomes](values)
         harmless = np.where(possible, values, 0.5)
         is_whole = law.outcomes in ("counts", "yes or no")
         return (harmless.astype(np.int64) if is_whole else harmless), ~possible
@@ -316,11 +350,11 @@ def _units(series: Any) -> np.ndarray:
     """0, 1, 2, ..., in the order in which they come."""
     import pandas as pd
 
-    return pd.factorize(series, use_na_sentinel=False)[0]
+    return pd.factorize(series, use_na_sentinel=False)[0].astype(np.int32)
 
 
 _TAKEN = {"X", "y", "offset", "observed", "num_units", "jax", "jnp", "numpyro", "dist", "model"} | {
-    *("center", "eta", "slopes", "intercept", "sigma", "df", "shape", "precision", "concentration", "first", "cuts")
+    *("eta", "slopes", "intercept", "sigma", "df", "shape", "precision", "concentration", "first", "cuts")
 }
 
 
@@ -334,8 +368,29 @@ def _site(name: str) -> str:
 
 
 def _short(value: float) -> str:
-    text = f"{float(value):.4g}"
+    return _with_point(f"{float(value):.4g}")
+
+
+def _exact(value: float) -> str:
+    return _with_point(f"{float(value):.12g}")
+
+
+def _with_point(text: str) -> str:
     return text if any(mark in text for mark in ".en") else f"{text}.0"
+
+
+def _columns(design: Design, coded: Mapping[str, np.ndarray], num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """The design less its centres, without the intercept, and which rows are not finite (they are 0)."""
+    of_x = [k for k, name in enumerate(design.names) if name != "Intercept"]
+    values, beyond = _finite((design.matrix(coded, num_rows) - design.center)[:, of_x])
+    return values, beyond.any(1)
+
+
+def _finite(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """In single precision, 0 where it is not finite; and where that is."""
+    with quietly():
+        single = values.astype(np.float32)
+    return np.where(np.isfinite(single), single, np.float32(0)), ~np.isfinite(single)
 
 
 def _narrow(value: Any) -> Any:

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 
-from numpyro_dp.formula.columns import names_of, read
 from numpyro_dp.formula.model import FormulaModel
 from numpyro_dp.kernels.hmc import DPHMC
 from numpyro_dp.mcmc import MCMC
@@ -52,8 +51,6 @@ def glm(
     :param options: of `DPHMC`: `delta`, `budget`, `prepare`, ...
     :return: the `MCMC` that has run.
     """
-    from pandas.api.types import is_bool_dtype
-
     if unit is not None and options.get("neighboring_relation") == "add_or_remove_one":
         raise ValueError(
             "neighboring_relation='add_or_remove_one' with unit: how many units there are would be private, and the "
@@ -64,12 +61,7 @@ def glm(
             "max_rows_per_unit: here it is public whose each row is. Copy the model that is printed, and give "
             "MCMC(DPHMC(model, eps, unit=..., max_rows_per_unit=...)) your own arguments"
         )
-    known = {name for named in (ranges, levels) for name in named or {}}
-    table = read(data, [name for name in names_of(data) if name not in known and name != unit])
-    truths = {name: (False, True) for name, series in table.items() if is_bool_dtype(series.dtype)}
-    outcome = formula.split("~")[0].strip()
-    truths.pop(outcome, None)
-    model = FormulaModel(formula, family, ranges=ranges, levels={**truths, **(levels or {})}, offset=offset, unit=unit)
+    model = FormulaModel(formula, family, ranges=ranges, levels=levels, offset=offset, unit=unit)
     if verbose:
         print(f"{model}\n")
     kernel = DPHMC(model, eps, **(options | ({"unit": unit} if unit else {})))

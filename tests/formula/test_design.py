@@ -1,7 +1,9 @@
 """A formula's coding rests on what is public: a row is coded by itself, and what may mix rows is refused."""
 
 import contextlib
+import datetime
 import warnings
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -23,6 +25,8 @@ TERMS = [
     "poly(age, 3) + log(dose) + np.sqrt(age)",
     "scale(age) + center(dose) + I(age ** 2 / 100)",
     "C(arm, contr.treatment(base='b')) + C(sex, contr.sum) + smokes",
+    "scale(age) + I(scale(age) ** 2) + scale(age):scale(dose)",
+    "bs(age, knots=[40, 60], degree=2) + poly(log(dose), degree=2) + C(arm, contrasts=contr.helmert)",
     "0 + C(arm) + since",
     "cc(age, df=4) + maximum(age, 50) + {dose / age}",
     "1",
@@ -55,7 +59,7 @@ def hostile(n=8):
 
 
 def coded(table):
-    found = {name: code_column(name, series, PUBLIC[name]) for name, series in read(table, list(PUBLIC)).items()}
+    found = {name: code_column(series, PUBLIC[name]) for name, series in read(table, list(PUBLIC)).items()}
     return {name: values for name, (values, _) in found.items()}
 
 
@@ -103,6 +107,34 @@ def test_levels_and_knots_are_those_of_the_public_ranges():
         "poly(age, dose)",
         "np.maximum.accumulate(age)",
         "Q('age')",
+        # What learns would learn from the people's rows.
+        "I(scale(age) + scale(age)**2)",
+        "I(center(age) * center(age))",
+        "I(scale(age) * scale(dose))",
+        "{scale(age)**2 + scale(age)**3}",
+        "center(cr(dose, df=4))",
+        "scale(bs(age, df=4))",
+        "bs(scale(age), df=4)",
+        # A row beyond the bounds, or the values of many, would be an error.
+        "bs(age * dose, df=4)",
+        "bs(abs(age - 54.1), df=4)",
+        "bs(age, df=4, lower_bound=20)",
+        "cr(dose, df=4, constraints='center')",
+        "cr(dose, df=4, extrapolation='raise')",
+        # A place of memory, or an array that is written to.
+        "np.exp(age, where=False)",
+        "log(age, out=dose)",
+        "log(age, dose)",
+        "maximum(age)",
+        # Levels of the table's.
+        "C(arm, levels=['a', 'b'])",
+        "C((age + dose))",
+        "C(log(age))",
+        "C(I(arm))",
+        "I(C(arm) * 2)",
+        "np",
+        "log",
+        "Treatment(arm)",
     ],
 )
 def test_what_may_mix_rows_is_refused(terms):
@@ -133,6 +165,7 @@ def test_terms_that_make_no_sense_on_the_public_range(terms, message):
 @pytest.mark.parametrize(
     ("formula", "expected"),
     [
+        ("y ~ age +\n (1 | clinic)", ("y", "age", ["1|clinic"])),
         ("y ~ age + C(sex) + (1 | clinic)", ("y", "age + C(sex)", ["1|clinic"])),
         ("y ~ (1 | clinic)", ("y", "1", ["1|clinic"])),
         ("log(y) ~ (0 + age | clinic) + age", ("log(y)", "age", ["0 + age|clinic"])),
@@ -144,9 +177,13 @@ def test_effects_of_groups_are_read(formula, expected):
     assert (outcome, " ".join(terms.split()), [str(effect) for effect in effects]) == expected
 
 
-@pytest.mark.parametrize("formula", ["y", "y ~ a ~ b", "y ~ (bs(age) | clinic)", "y ~ (1 | a/b)"])
+@pytest.mark.parametrize(
+    "formula",
+    ["y", "y ~", "~ y", "y ~ a ~ b", "y ~ (bs(age) | clinic)", "y ~ (1 | a/b)", "y ~ age(1 | g)", "y ~ (1 | g)(1 | h)"]
+    + ["y ~ (| g)", "y ~ (0 | g)"],
+)
 def test_formulas_that_cannot_be_read(formula):
-    with pytest.raises(ValueError, match=r"formula is|cannot read|a group is one column"):
+    with pytest.raises(ValueError, match=r"formula is|cannot read|a group is one column|no effect of the group"):
         split(formula)
 
 
@@ -156,7 +193,18 @@ def test_an_outcome_is_arithmetic_with_one_column():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert Outcome("log(y)")(np.array([0.0, -1.0])).shape == (2,)
-    for text in ("a + b", "poly(y, 2)", "lag(y)", "y.mean()"):
+    assert Outcome("(t\n + 1)").text == "(t + 1)"
+    for text in (
+        "a + b",
+        "poly(y, 2)",
+        "lag(y)",
+        "y.mean()",
+        "[y]",
+        "Treatment(y)",
+        "C(y)",
+        "log(y, where=False)",
+        "1",
+    ):
         with pytest.raises(ValueError, match=r"must be one column|keep rows apart"):
             Outcome(text)
 
@@ -176,11 +224,84 @@ def test_what_is_public_is_checked(ranges, levels, message):
         describe(ranges, levels)
 
 
-def test_columns_of_another_type_are_refused_by_type_alone():
-    with pytest.raises(TypeError, match="make numbers of it"):
-        code_column("age", pd.Series(["12", "13"], dtype=object), Range(0, 100))
-    with pytest.raises(TypeError, match="its levels are texts"):
-        code_column("sex", pd.Series([0, 1]), Levels(("f", "m")))
+AGES, DATES = Range(0, 100), Range("2020-01-01", "2021-12-31")
+
+
+def coded_alone(values, column):
+    return [code_column(pd.Series([value]), column) for value in values]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    ["x", "41", True, None, pd.NA, [1], {}, Decimal(3), 10**30, 2**64, 1j, datetime.date(2020, 1, 1), np.inf, 10**400],
+    ids=lambda odd: f"{type(odd).__name__}{str(odd)[:8]}",
+)
+def test_no_value_decides_what_others_become(odd):
+    """Not even by the type that the column then has; and none is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for values in ([30, odd, 50], [30.0, odd, 50.5], ["30", odd, "50"], [True, odd, False]):
+            for column in (AGES, Levels((30, 50, True))):
+                found, missing = code_column(pd.Series(values), column)
+                alone = coded_alone(values, column)
+                np.testing.assert_array_equal(found, [one[0] for one, _ in alone])
+                np.testing.assert_array_equal(missing, [without[0] for _, without in alone])
+
+
+@pytest.mark.parametrize(
+    "first", ["01/02/2020", "13/02/2020", "2020-02-13", "20200301", "2020-03-01 10:00", None, "now", pd.Timestamp.min]
+)
+def test_each_date_is_read_by_itself(first):
+    values = [first, "2020-04-03", "2020-06-05T12:00+02:00", datetime.date(2020, 2, 1), pd.Timestamp("9999-12-31")]
+    found, missing = code_column(pd.Series(values, dtype=object), DATES)
+    np.testing.assert_allclose(found[1:], [93, 156 + 10 / 24, 31, 730])
+    assert not missing[1:].any()
+    assert missing[0] == (first in ["01/02/2020", "13/02/2020", None, "now"])
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("zone", [None, "Asia/Tokyo"])
+def test_dates_far_out_are_moved_to_the_range(unit, zone):
+    dates = pd.Series(np.array(["2020-02-01T12", "1700-01-01", "2200-01-01", "NaT"], dtype=f"datetime64[{unit}]"))
+    found, missing = code_column(dates if zone is None else dates.dt.tz_localize(zone), DATES)
+    np.testing.assert_allclose(found[:3], [31.5 - (9 / 24 if zone else 0), 0, 730])
+    np.testing.assert_array_equal(missing, [False, False, False, True])
+
+
+def test_levels_are_the_same_whatever_type_a_column_was_read_with():
+    for values in ([1, 2, 3], [1.0, 2.0, np.nan], ["1", "2", "unknown"], ["01", "2.0", None], [True, 2, None]):
+        found, missing = code_column(pd.Series(values), Levels((2, 1)))
+        np.testing.assert_array_equal(found[:2], [1, 0])
+        np.testing.assert_array_equal(missing, [False, False, True])
+    for values in ([True, False], ["True", "false"], [1, 0], pd.array([True, False], dtype="boolean")):
+        np.testing.assert_array_equal(code_column(pd.Series(values), Levels((False, True)))[0], [1, 0])
+    dates = Levels(("2020-01-01", "2020-07-01"))
+    for values in (["2020-07-01", None], [pd.Timestamp("2020-07-01"), pd.NaT], [datetime.date(2020, 7, 1), 3]):
+        np.testing.assert_array_equal(code_column(pd.Series(values), dates)[0], [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("levels", "message"),
+    [
+        ({"f", "m"}, "must be a list, whose first is the reference"),
+        ("fm", "must be a list"),
+        ([1, "1"], "each once"),
+        ([True, 1], "each once"),
+        ([2**53, 2**53 + 1], "put a letter before whole numbers"),
+        ([f"{2**53}", "f"], "put a letter before whole numbers"),
+        ([np.nan, 1], "nan is no level"),
+        (["", "f"], "'' is no level"),
+    ],
+)
+def test_levels_that_could_be_mixed_up(levels, message):
+    with pytest.raises(ValueError, match=message):
+        describe({}, {"sex": levels})
+
+
+def test_a_column_that_stands_twice_is_refused():
+    table = pd.DataFrame([[1, 2]], columns=["age", "age"])
+    with pytest.raises(ValueError, match="have several columns 'age'"):
+        read(table, ["age"])
 
 
 def test_frames_of_all_kinds_give_the_same():
@@ -228,3 +349,35 @@ def test_rows_with_missing_values_are_masked():
     np.testing.assert_array_equal(found["observed"], [False, False, True, True, False, False, True, True])
     assert np.isfinite(found["X"]).all()
     assert "y" not in model.arguments(people(5).drop(columns="y"))
+
+
+def test_a_row_that_is_not_finite_says_nothing():
+    """Made-up rows do not come by 54.123; somebody may."""
+    model = FormulaModel("y ~ I(1 / (age - 54.123))", ranges={"age": (18, 90), "y": (-4, 4)})
+    found = model.arguments({"age": [30.0, 54.123], "y": [1.0, 1.0]})
+    np.testing.assert_array_equal(found["observed"], [True, False])
+    assert np.isfinite(found["X"]).all()
+
+
+def test_what_is_coded_otherwise_by_itself_is_refused_whatever_it_is(monkeypatch):
+    """The last line of defence: should formulaic learn from a table where nobody knows of it."""
+    from numpyro_dp.formula import design
+
+    ranked = {"log": lambda column: np.argsort(np.argsort(column)).astype(float)}
+    monkeypatch.setattr(design, "ELEMENTWISE", design.ELEMENTWISE | ranked)
+    with pytest.raises(ValueError, match="coded otherwise than among others"):
+        Design("log(age)", PUBLIC)
+
+
+def test_an_error_of_the_coding_says_nothing_of_rows():
+    design = Design("log(age)", PUBLIC)
+    with pytest.raises(RuntimeError, match=r"could not code the table \(\w+\)") as caught:
+        design.matrix({"age": np.array(["secret"], object)}, 1)
+    assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+def test_large_numbers_are_centred_before_they_lose_digits():
+    model = FormulaModel("y ~ seconds", ranges={"seconds": (1.7e9, 1.7e9 + 1000), "y": (1234560, 1234570)})
+    found = model.arguments({"seconds": 1.7e9 + np.array([0.0, 60.0, 120.0]), "y": [1234565] * 3})
+    np.testing.assert_allclose(np.diff(found["X"][:, 0]), 60, rtol=1e-5)
+    assert "dist.Normal(1234565.0, 6.25)" in str(model)

@@ -170,6 +170,19 @@ def test_the_text_is_the_model():
             {"ranges": {"age": (0, 1), "out": (0, 5)}},
             "not finite, or falls, on the range 0 to 5",
         ),
+        (
+            "poisson",
+            "out ~ 1",
+            {"levels": {"t": [1, 2, 5]}, "offset": "log(t)"},
+            "a number needs a range, not levels",
+        ),
+        ("poisson", "out ~ 1", {"ranges": {"t": (0, 10)}, "offset": "log(t)"}, r"log\(t\) is not finite on all"),
+        ("poisson", "out ~ 1", {"ranges": {"out": (-5, 0)}}, "must reach above 0"),
+        ("categorical", "out ~ 1", {"ranges": {"t": (1, 2)}, "levels": {"out": [0, 1]}, "offset": "t"}, "or an offset"),
+        ("poisson", "out ~ smokes", {}, r"\[False, True\]"),
+        ("poisson", "out ~ I(2 * arm)", {"levels": {"arm": ["a", "b"]}}, "a number needs ranges"),
+        ("poisson", "out ~ (1 | g) + (1 | g_sd)", {"levels": {"g": [0, 1], "g_sd": [0, 1]}}, "rename column 'g_sd'"),
+        ("poisson", "out ~ arm", {"levels": {"arm": ["a\n", "b"]}}, "must be printable"),
     ],
 )
 def test_what_is_missing_is_said_before_a_table_is_there(family, formula, options, message):
@@ -212,13 +225,15 @@ def people(n, seed):
 def test_glm_goes_from_a_frame_to_a_posterior(capsys):
     table = people(20_000, 0)
     table.loc[::50, "age"] = np.nan
+    table = table.astype({"smokes": object})
+    table.loc[1::50, "smokes"] = None
     mcmc = glm(
         "visits ~ age + smokes + (1 | clinic)",
         table,
         "poisson",
         eps=3.0,
         ranges={"age": (0, 100)},
-        levels={"clinic": list("abcd")},
+        levels={"clinic": list("abcd"), "smokes": [False, True]},
         num_warmup=300,
         num_samples=500,
         progress_bar=False,
@@ -271,3 +286,28 @@ def test_an_unneeded_unit_is_still_the_unit():
     kernel = DPHMC(model, eps=1.0, unit="person")
     with pytest.raises(PrivacyBudgetError, match="10 units"):
         MCMC(kernel, num_warmup=5, num_samples=5).run(jax.random.key(0), **model.arguments(table))
+
+
+def test_coefficients_without_an_intercept_reach_where_outcomes_are():
+    model = FormulaModel("out ~ 0 + C(sex)", ranges={"out": (1000, 1010)}, levels=LEVELS)
+    sites = trace(seed(model, 0)).get_trace(**model.arguments(TABLE.assign(out=1005.0)))
+    assert sites["C(sex)[f]"]["fn"].scale == pytest.approx(1005 / np.sqrt(0.5), rel=1e-2)
+
+
+def test_positive_outcomes_have_an_intercept_on_their_scale():
+    small = FormulaModel("out ~ 1", "gamma", ranges={"out": (1e-6, 1e-4)})
+    assert f"dist.Normal({np.log(1e-5):.6f}"[:20] in str(small)
+    assert "dist.Normal(0.30258509" in str(FormulaModel("out ~ 1", "gamma", ranges={"out": (0, 10)}))
+
+
+def test_outcomes_that_single_precision_makes_impossible_are_masked():
+    beta = FormulaModel("out ~ 1", "beta").arguments({"out": [0.5, 1 - 1e-12, 1e-50, 1.0]})
+    np.testing.assert_array_equal(beta["observed"], [True, False, False, False])
+    assert ((beta["y"] > 0) & (beta["y"] < 1)).all()
+
+
+def test_a_table_without_rows():
+    model = FormulaModel("out ~ age + (1 | person)", "poisson", ranges=RANGES, unit="person")
+    found = model.arguments({"age": [], "person": [], "out": []})
+    assert found["X"].shape == (0, 1)
+    assert found["num_units"] == 0
