@@ -26,6 +26,10 @@ CENTRE_STEPS = 3
 off, three .7."""
 _FAR = 2.5
 """A gradient so many times as long as the longest of the outcomes that the model draws for its row is outlying."""
+_LEAST_OUTLYING = -1 / CENTRE_DRAWS
+"""What a row adds to the count of outlying ones, if another of the nine is, which are alike if the model holds; at most
+it is 1. So where the number of rows is public, the middle of the two is taken off each row, and noise hides half of
+their distance."""
 _LIGHT = 0.5
 """Weight of the other parts of the last look, beside the count of outlying rows."""
 _ROOM = 1 + 1.5e-3  # the clip of a sum rounds down, and a row may lie on the bound
@@ -231,13 +235,15 @@ class Survey:
         value, scale = np.asarray(found.value, float), float(found.scale)
         light = value / _LIGHT, scale / _LIGHT
         unit = self.power * float(largest) * math.sqrt(len(points))
-        # Half of the largest square was taken off where the number of rows is public.
-        square = bound**2 * (light[0][2] + (self._target.num_rows if self._target.has_public_size else 0)) / 2
+        # What was taken off each row, where their number is public.
+        rows = self._target.num_rows if self._target.has_public_size else 0
+        square = bound**2 * (light[0][2] + rows) / 2
+        middle, half = _middle_and_half(self._target)
         return Fit(
             clipped=light[0][0],
             clipped_scale=light[1],
-            outlying=value[1],
-            outlying_scale=scale,
+            outlying=half * value[1] + middle * rows,
+            outlying_scale=half * scale,
             square=square,
             square_scale=bound**2 * light[1] / 2,
             surplus=bound**2 * light[0][3] if self.centres else None,
@@ -340,6 +346,7 @@ class Survey:
         self, target, search, draw, frame, bound, information, points, smallest, threshold
     ) -> tuple[Released, jax.Array]:
         centre = 1.0 if target.has_public_size else 0.0
+        middle, half = _middle_and_half(target)
         target, scores = self._numbered(target), self._row_scores(frame, bound)
 
         def beyond(row: tuple, found: _Scores) -> jax.Array:
@@ -360,11 +367,11 @@ class Survey:
             square = 2 * jnp.sum((clipped / bound) ** 2) - centre
             surplus = jnp.sum(clipped**2) - found.square * self._weight(found, information) ** 2
             surplus = surplus / bound**2 if self.centres else jnp.zeros_like(surplus)
-            excesses = jnp.stack([found.clipped, found.outlying, surplus])
-            excesses = jnp.clip(jnp.nan_to_num(excesses), -1, 1)
-            light = [excesses[:1], square[None], excesses[2:], clip_norm(distances, largest) / largest]
+            excesses = jnp.clip(jnp.nan_to_num(jnp.stack([found.clipped, surplus])), -1, 1)
+            light = [excesses[:1], square[None], excesses[1:], clip_norm(distances, largest) / largest]
             light = [_LIGHT * part for part in light]
-            return jnp.concatenate([light[0], excesses[1:2], *light[1:]])
+            outlying = (jnp.nan_to_num(found.outlying) - middle) / half
+            return jnp.concatenate([light[0], outlying[None], *light[1:]])
 
         norm = math.sqrt(1 + _LIGHT**2 * ((3 if centre else 6) + self.centres)) * _ROOM
         found = target.release_sum(draw, seen, norm, width, may_loop=self.centres)
@@ -380,6 +387,11 @@ class Survey:
             return jnp.sqrt(jnp.mean(((found[:, 1] - found[:, 0]) / distances) ** 2))[None]
 
         return target.find_bounds(draws, root_mean_square, grid, smallest, thr, flat.size)[0]
+
+
+def _middle_and_half(target: PrivateTarget) -> tuple[float, float]:
+    """What is taken off a row's part in the count of outlying ones, and how far that then is from 0 at most."""
+    return ((1 + _LEAST_OUTLYING) / 2, (1 - _LEAST_OUTLYING) / 2) if target.has_public_size else (0.0, 1.0)
 
 
 def without_apart(

@@ -50,7 +50,7 @@ def test_a_row_moves_the_bit_by_no_more_than_is_accounted_for(size, noise_multip
     rng = np.random.default_rng(0)
     kernel = DPBarker(model, noise_multiplier_ratio=noise_multiplier, batch_size=size, variance=VARIANCE)
     bound = kernel._row_bound(jnp.float32(noise_multiplier), 1.0, NUM_ROWS)
-    shift2, growth = BarkerBatch(noise_multiplier, size, NUM_ROWS, VARIANCE)._worst
+    shift2, growth = BarkerBatch(noise_multiplier, size, NUM_ROWS, VARIANCE).worst
     thresholds = jnp.asarray(rng.uniform(-3, 3, 300), jnp.float32)
     for others in (np.ones(size), rng.uniform(-1, 1, size)):
         rows = [jnp.asarray(np.append(others[1:], row) * bound, jnp.float32) for row in (1e9, -1e9)]
