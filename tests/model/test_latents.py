@@ -277,6 +277,7 @@ REFUSED = {
     ),
     "more than a pick": (by_person(lambda u, p: u[p] + 0.01 * p), {}, "'person' does more than pick a row's own 'u'"),
     "codes with gaps": (by_person(), {"person": 2 * _codes}, "codes from 0 to 118, and plate 'persons' has 60"),
+    "codes below 0": (by_person(), {"person": _codes - 1}, "codes from -1 to 58, and plate 'persons' has 60"),
     "texts": (by_person(), {"person": _codes.astype(str)}, "encode it as numbers"),
     "no plate": (by_person(plate=False), {}, "no plate, or rows do not pick"),
     "an array": (by_person(), {"unit": _codes}, "name the model's argument"),

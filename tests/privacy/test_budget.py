@@ -399,7 +399,7 @@ def test_it_is_opened_again_by_its_path(path):
     assert [charge.what for charge in again.charges] == ["first"]
     left = f"one more run with Gaussian releases may cost eps {again.eps_left:.4g}"
     assert re.search(rf"1 run\(s\) cost eps 1 together\n  {left}\n.*first: \(1, 1e-06\)", str(again))
-    assert "<progress value='0." in again._repr_html_()
+    assert again._repr_html_().startswith(f"<progress value='{again.eps_spent / 2:.4f}' max='1'>")
     PrivacyBudget(path, eps=2.0, delta=1e-6)
     for name, value in {"eps": 5.0, "delta": 1e-5, "neighboring_relation": "replace_one"}.items():
         with pytest.raises(PrivacyBudgetError, match=f"with {name}="):
@@ -522,6 +522,13 @@ def test_what_is_set_aside_for_other_runs_cannot_be_changed(path):
     assert PrivacyBudget(path, other=(1.0, 1e-7)).other == (1.0, 1e-7)
     with pytest.raises(PrivacyBudgetError, match="with other="):
         PrivacyBudget(path, other=(1.5, 1e-7))
+
+
+@pytest.mark.parametrize("other", [(-0.5, 0.0), (3.0, 0.0), (1.0, -1e-9), (1.0, 1e-6), (math.nan, 0.0)])
+def test_what_is_set_aside_is_a_part_of_the_budget(path, other):
+    with pytest.raises(ValueError, match="other must be a part"):
+        PrivacyBudget(path, eps=2.0, delta=1e-6, other=other)
+    assert not path.exists()
 
 
 def test_a_witness_that_cannot_be_read_is_named(path, tmp_path):
@@ -945,6 +952,7 @@ def with_counts(*counts):
         (dataclasses.replace(plan(1.0), eps=math.nan), PrivacyBudgetError, "positive eps"),
         (dataclasses.replace(plan(1.0), delta=math.nan), PrivacyBudgetError, "positive eps"),
         (weird(eps=-1.0), PrivacyBudgetError, "positive eps"),
+        (dataclasses.replace(plan(1.0), eps=0.0), PrivacyBudgetError, "positive eps"),
         (weird(delta=-1e-6), PrivacyBudgetError, "positive eps"),
         (weird(eps=0.01), PrivacyBudgetError, "its releases cost"),
         (weird(eps=math.inf), PrivacyBudgetError, "would cost"),
