@@ -24,8 +24,10 @@ MOST_FIRST = 4
 _SPREAD, _WIDEST_SPREAD = 0.4, 1.2
 """Of the log of a row's norm, beyond that of a normal law: rows differ in their covariates. Where they differ more,
 larger bounds are better; but less so the more noise there is, since the clip shortens signal and noise alike."""
-_UNCENTRED_ROOM = 3.0
-"""Where the model cannot tell what the clip takes, the score's bound leaves more room, so that less is clipped."""
+_UNCENTRED_ROOM, _UNCENTRED_ROWS = 2.0, 6_000
+"""Where the model cannot tell what the clip takes, the score's bound leaves more room, for up to so many rows. What it
+takes of an exponential tail is a bias of sqrt(n) exp(-bound) posterior standard deviations: with more rows, larger
+bounds keep it as small."""
 _MULTIPLES = (1.6, 6.0)
 """Bounds of the score, over the root mean square of a row's norm. Less than the least of these would have less noise
 where the budget is small, but eight draws do not give back what it clips: of 20,000 rows at eps = .1 a scale came out 5
@@ -125,7 +127,7 @@ def last_bounds(
     size = max(round(informed), 1)
     best = reference(size, counted, rho)
     if not survey.centres:
-        return Bounds(*(np.array([_UNCENTRED_ROOM, 1.0]) * best.multiples * typical)), rho
+        return Bounds(*(np.array([_uncentred_room(counted), 1.0]) * best.multiples * typical)), rho
     of_bounds = _BOUND_SHARE * rho
     noise = math.sqrt(LAST_BOUND_GRID.num_counts / of_bounds)  # of a count
     exceeding = np.maximum(best.exceeding(), _CLEAR * noise / n)
@@ -141,6 +143,11 @@ def last_bounds(
     heavy = reference(size, counted, rho, _WIDEST_SPREAD)
     most = np.array([max(best.multiples[0], heavy.multiples[0]), _LONGEST * best.multiples[1]])
     return Bounds(*np.clip(found, least * typical, most * typical)), rho - of_bounds
+
+
+def _uncentred_room(num_rows: float) -> float:
+    more = math.log(max(num_rows / _UNCENTRED_ROWS, 1)) / 2
+    return _UNCENTRED_ROOM + more / _MULTIPLES[0]
 
 
 def information_share(bounds: Bounds, size: int, num_rows: float, rho: float) -> float:
