@@ -38,7 +38,10 @@ class Range:
     @property
     def ends(self) -> tuple[float, float]:
         if self.of_dates:
-            return 0.0, _day(self.high) - _day(self.low)
+            try:
+                return 0.0, _day(self.high) - _day(self.low)
+            except ValueError:  # no ISO 8601
+                return np.nan, np.nan
         return float(self.low), float(self.high)
 
 
@@ -63,8 +66,10 @@ def describe(ranges: Mapping[str, Sequence] | None, levels: Mapping[str, Sequenc
             raise ValueError(f"ranges[{name!r}] must be a pair (lowest, highest), got {pair!r}")
         column = Range(*pair)
         low, high = column.ends
-        if not (np.isfinite([low, high]).all() and low < high):
-            raise ValueError(f"ranges[{name!r}] must be finite and rise, got {pair!r}")
+        with quietly():
+            are_finite = np.isfinite(np.array([low, high, high - low], np.float32)).all()
+        if not (are_finite and low < high):
+            raise ValueError(f"ranges[{name!r}] must be finite and rise (of dates: as ISO 8601 has them), got {pair!r}")
         found[name] = column
     for name, given in (levels or {}).items():
         if isinstance(given, str | set | frozenset):
@@ -77,11 +82,14 @@ def describe(ranges: Mapping[str, Sequence] | None, levels: Mapping[str, Sequenc
         keys = [_key(value) for value in values]
         if None in keys:
             raise ValueError(
-                f"levels[{name!r}]: {values[keys.index(None)]!r} is no level. Levels are texts, numbers, dates or true "
-                "and false; put a letter before whole numbers above 2**53, in the table, too"
+                f"levels[{name!r}]: {values[keys.index(None)]!r} is no level. Levels are texts, finite numbers, dates "
+                "or true and false; put a letter before whole numbers above 2**53, in the table, too"
             )
         if len(set(keys)) != len(keys) or len(keys) < 2:
-            raise ValueError(f"levels[{name!r}] must be two or more values, each once, got {list(values)}")
+            raise ValueError(
+                f"levels[{name!r}] must be two or more values, each once (1, 1.0, True and '1' are the same), got "
+                f"{list(values)}"
+            )
         found[name] = Levels(values)
     return found
 
@@ -110,43 +118,105 @@ def made_up(public: Mapping[str, Public], num_rows: int) -> dict[str, np.ndarray
 
 
 def names_of(data: Any) -> list[str]:
-    """Of the columns of a pandas, Polars or Arrow table, or of a mapping."""
-    if isinstance(data, Mapping):
-        return list(data)
-    return list(data.column_names if type(data).__module__.startswith("pyarrow") else data.columns)
+    """Of the columns of a pandas, Polars or Arrow table, or of a mapping.
+
+    :raises TypeError: if it is none.
+    """
+    names = list(data) if isinstance(data, Mapping) else getattr(data, "column_names", getattr(data, "columns", None))
+    if names is None or hasattr(data, "collect"):
+        raise TypeError(
+            f"data must be a pandas, Polars or Arrow table (collected, if it is lazy), or a dict of columns, got a "
+            f"{type(data).__name__}"
+        )
+    return list(names)
 
 
-def read(data: Any, names: Sequence[str]) -> dict[str, Any]:
-    """These columns as pandas Series.
+def read(data: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """These columns as arrays, each value as it is: of numbers, dates or objects.
 
     :param data: a pandas, Polars or Arrow table, or a mapping from names to arrays.
-    :raises ValueError: if one is missing.
+    :raises ValueError: if one is missing, or they are not of one length.
     """
-    import pandas as pd
-
     known = names_of(data)
     missing = [name for name in names if known.count(name) != 1]
     if missing:
         has = "have several columns" if missing[0] in known else "have no column"
         raise ValueError(f"the data {has} {missing[0]!r}; they have {', '.join(map(str, known))}")
-    found = {}
     with quietly():
-        for name in names:
-            column = data[name]
-            series = column.to_pandas() if hasattr(column, "to_pandas") else pd.Series(column)
-            found[name] = series.reset_index(drop=True)
+        found = {name: _array(data[name]) for name in names}
+    others = [name for name in names if found[name].shape != (len(found[names[0]]),)]
+    if others:
+        raise ValueError(f"columns {names[0]!r} and {others[0]!r} are not of the same length")
     return found
 
 
-def code(series: Any, column: Public) -> tuple[np.ndarray, np.ndarray]:
+def num_rows_of(data: Any) -> int:
+    """:raises ValueError: if there are no columns."""
+    if not (names := names_of(data)):
+        raise ValueError("the data have no columns")
+    return len(data[names[0]])
+
+
+def _array(column: Any) -> np.ndarray:
+    """Its values, without a type that one of them could decide: what is not of a plain type stays as it is."""
+    if type(column).__module__.startswith("polars"):
+        try:
+            column = column.to_arrow()
+        except Exception:  # whole numbers beyond 64 bits
+            column = column.to_list()
+    if type(column).__module__.startswith("pyarrow"):
+        return _of_arrow(column)
+    if hasattr(column, "dt") and getattr(column.dtype, "tz", None) is not None:  # pandas
+        column = column.dt.tz_convert("UTC").dt.tz_localize(None)
+    if isinstance(getattr(column, "dtype", None), np.dtype) and column.dtype.kind in "biufM":
+        if not isinstance(column, np.ma.MaskedArray):
+            return np.asarray(column)
+    elif getattr(column, "dtype", None) is not None and getattr(column.dtype, "kind", "O") in "biuf":
+        return column.to_numpy(dtype=float, na_value=np.nan)  # of pandas, with values that may be missing
+    if hasattr(column, "iloc"):
+        with contextlib.suppress(Exception):  # of one value
+            return column.astype(object).to_numpy()
+        return _each(column.iloc.__getitem__, len(column))
+    values = column.tolist() if isinstance(column, np.ma.MaskedArray) else list(column)
+    return _each(values.__getitem__, len(values))
+
+
+def _of_arrow(column: Any) -> np.ndarray:
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return np.asarray(column.to_numpy(**({"zero_copy_only": False} if isinstance(column, pa.Array) else {})))
+    if pa.types.is_date32(kind):
+        column, kind = column.cast(pa.int32()).cast(pa.int64()), "D"
+    elif pa.types.is_date64(kind):
+        column, kind = column.cast(pa.int64()), "ms"
+    elif pa.types.is_timestamp(kind):  # of UTC, whatever the zone
+        column, kind = column.cast(pa.int64()), kind.unit
+    else:
+        return _each(lambda k: column[k].as_py(), len(column))
+    numbers = column.fill_null(np.iinfo(np.int64).min)
+    return np.asarray(numbers.to_numpy()).view(f"datetime64[{kind}]")
+
+
+def _each(get: Callable[[int], Any], length: int) -> np.ndarray:
+    """An array of objects; None for what cannot be got."""
+    found = np.full(length, None, object)
+    for k in range(length):
+        with contextlib.suppress(Exception):
+            found[k] = get(k)
+    return found
+
+
+def code(values: np.ndarray, column: Public) -> tuple[np.ndarray, np.ndarray]:
     """Numbers within the range or positions of levels, and which rows have none: there the values stand for nothing."""
     if isinstance(column, Levels):
-        positions = _positions(series, column)
+        positions = _positions(values, column)
         return np.maximum(positions, 0), positions < 0
-    values = _days(series) - _day(column.low) if column.of_dates else numbers(series)
+    found = _days(values) - _day(column.low) if column.of_dates else numbers(values)
     low, high = column.ends
-    missing = ~np.isfinite(values)
-    return np.where(missing, (low + high) / 2, np.clip(values, low, high)), missing
+    missing = ~np.isfinite(found)
+    return np.where(missing, (low + high) / 2, np.clip(found, low, high)), missing
 
 
 @contextmanager
@@ -157,19 +227,26 @@ def quietly() -> Iterator[None]:
         yield
 
 
-def numbers(series: Any) -> np.ndarray:
+def numbers(values: np.ndarray) -> np.ndarray:
     """A column of numbers, of true and false, or of texts of such; NaN where there is none."""
     with quietly():
-        if getattr(series.dtype, "kind", "O") in "biuf":  # also of columns that may hold missing values
-            return series.to_numpy(dtype=float, na_value=np.nan)
-        return _one_by_one(_number, series)
+        return values.astype(float) if values.dtype.kind in "biuf" else _one_by_one(_number, values)
 
 
-def _one_by_one(read_one: Callable[[Any], float], series: Any) -> np.ndarray:
+def _one_by_one(read_one: Callable[[Any], float], values: np.ndarray) -> np.ndarray:
     """Each value by itself, as a number; texts, which come again and again, once each."""
-    read_text = functools.cache(read_one)
-    values = series.astype(object)
-    return np.array([(read_text if type(value) is str else read_one)(value) for value in values], float)
+
+    def careful(value: Any) -> float:
+        try:
+            return float(read_one(value))
+        except Exception:  # it would tell of the value
+            return np.nan
+
+    of_text = functools.cache(careful)
+    if values.dtype.kind != "O":
+        different, places = np.unique(values, return_inverse=True)
+        return np.array([careful(value) for value in different], float)[places.reshape(-1)]
+    return np.array([(of_text if type(value) is str else careful)(value) for value in values], float)
 
 
 _TRUTHS = {"true": True, "false": False}  # as texts, too, where a column has other ones
@@ -188,40 +265,53 @@ def _number(value: Any) -> float:
     return np.nan
 
 
-def _days(series: Any) -> np.ndarray:
+def _days(values: np.ndarray) -> np.ndarray:
     """Days since 1970; NaN where there is no date."""
     with quietly():
-        if getattr(series.dtype, "kind", "O") != "M":
-            return _one_by_one(_day, series)
-        has_zone = getattr(series.dt, "tz", None) is not None
-        return _since_1970((series.dt.tz_convert("UTC").dt.tz_localize(None) if has_zone else series).to_numpy())
+        return _since_1970(values) if values.dtype.kind == "M" else _one_by_one(_day, values)
 
 
-def _since_1970(dates: Any) -> Any:
-    """In days, by way of seconds: nanoseconds as integers would overflow between two centuries."""
-    return np.where(np.isnat(dates), np.nan, dates.astype("datetime64[s]").astype(np.int64) / 86_400)
+_PER_SECOND = {"ms": 10**3, "us": 10**6, "ns": 10**9, "ps": 10**12, "fs": 10**15, "as": 10**18}
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "D": 86_400, "W": 7 * 86_400}
+_YEARS = 20_000  # as far as dates can be told apart where years are counted
+
+
+def _since_1970(dates: np.ndarray) -> np.ndarray:
+    """In days, by whole seconds. NumPy's own conversions fail where another unit cannot hold a date."""
+    unit, count = np.datetime_data(dates.dtype)
+    counted = dates.view(np.int64)
+    if unit in ("Y", "M"):
+        most = _YEARS * (12 if unit == "M" else 1) // count
+        days = np.clip(counted, -most, most).view(dates.dtype).astype("datetime64[D]").view(np.int64).astype(float)
+    elif unit in _PER_SECOND and count == 1:
+        days = (counted // _PER_SECOND[unit]) / 86_400
+    else:
+        days = np.floor(counted * (count * _SECONDS.get(unit, 1) / _PER_SECOND.get(unit, 1))) / 86_400
+    return np.where(np.isnat(dates), np.nan, days)
 
 
 def _day(value: Any) -> float:
     """Days since 1970 of a date, a time, or a text as ISO 8601 has them; NaN, if it is none."""
-    with contextlib.suppress(ArithmeticError, TypeError, ValueError):
-        if isinstance(value, str):
-            value = datetime.datetime.fromisoformat(value.strip())
-        if isinstance(value, datetime.datetime):
-            whole_seconds = datetime.datetime(*value.utctimetuple()[:6])
-            return (whole_seconds - datetime.datetime(1970, 1, 1)).total_seconds() / 86_400
-        if isinstance(value, datetime.date):
-            return float((value - datetime.date(1970, 1, 1)).days)
-        if isinstance(value, np.datetime64):
-            return float(_since_1970(value))
+    if isinstance(value, str) and not value.strip().isdigit():  # digits are a number to who reads a file
+        value = datetime.datetime.fromisoformat(value.strip())
+    if hasattr(value, "to_datetime64"):  # of pandas, in UTC
+        value = value.to_datetime64()
+    if isinstance(value, np.datetime64):
+        return float(_since_1970(np.array([value]))[0])
+    if isinstance(value, datetime.datetime):
+        since = value.replace(tzinfo=None) - datetime.datetime(1970, 1, 1) - (value.utcoffset() or datetime.timedelta())
+        return since // datetime.timedelta(seconds=1) / 86_400
+    if isinstance(value, datetime.date):
+        return float((value - datetime.date(1970, 1, 1)).days)
     return np.nan
 
 
-def _positions(series: Any, column: Levels) -> np.ndarray:
+def _positions(values: np.ndarray, column: Levels) -> np.ndarray:
     """Of each value among the levels; -1, if it is none."""
     places = {_key(value): place for place, value in enumerate(column.values)}
     with quietly():
-        return _one_by_one(lambda value: places.get(_key(value), -1), series).astype(np.int64)
+        found = _one_by_one(lambda value: places.get(_key(value), -1), values)
+    return np.nan_to_num(found, nan=-1).astype(np.int64)
 
 
 def _key(value: Any) -> str | None:
@@ -233,8 +323,9 @@ def _key(value: Any) -> str | None:
     if isinstance(value, _NUMBERS) or not np.isnan(number):
         if not abs(number) < _LARGEST_WHOLE:
             return None
-        return str(int(number)) if number == int(number) else f"{number:.12g}"
-    if not np.isnan(day := _day(value)):
-        return f"day {day!r}"
+        return str(int(number)) if number == int(number) else f"{number:.6g}"  # of single precision, too
+    with contextlib.suppress(Exception):
+        if not np.isnan(day := _day(value)):
+            return f"day {day!r}"
     text = value.strip() if isinstance(value, str) else ""
     return text if text.lower() not in ("", "nan") else None

@@ -99,10 +99,12 @@ def _whole(values: np.ndarray) -> np.ndarray:
     return (values >= 0) & (values <= LARGEST_COUNT) & (values == np.floor(values))
 
 
+_TINY = float(np.finfo(np.float32).tiny)  # JAX takes what is smaller for 0
+
 CAN_BE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     NUMBERS: np.isfinite,
-    POSITIVE: lambda values: (values > 0) & np.isfinite(values),
-    SHARES: lambda values: (values > 0) & (values < 1),
+    POSITIVE: lambda values: (values >= _TINY) & np.isfinite(values),
+    SHARES: lambda values: (values >= _TINY) & (values < 1),
     COUNTS: _whole,
     YES_NO: lambda values: (values == 0) | (values == 1),
     GRADES: lambda values: values >= 0,

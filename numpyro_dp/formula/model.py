@@ -4,6 +4,7 @@ import keyword
 import linecache
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from numpyro_dp.formula.columns import (
     code,
     describe,
     names_of,
+    num_rows_of,
     numbers,
     quietly,
     read,
@@ -74,13 +76,12 @@ class FormulaModel:
             raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}")
         self.formula, self.family, self.unit = formula, family, unit
         self._public = describe(ranges, levels)
+        _require_printable(self._public, formula, offset or "")
         outcome, terms, self._effects = split(formula)
         self._outcome = Outcome(outcome)
         self._design = Design(terms, self._public)
         self._designs = [Design(effect.terms, self._public) for effect in self._effects]
         self._offset = None if offset is None else Outcome(offset)
-        if any(not text.isprintable() for text in map(str, self._names())):
-            raise ValueError("names of columns and levels must be printable, in one line")
         self._check()
         self._require_names()
         self.source = "\n".join(self._lines())
@@ -122,11 +123,6 @@ class FormulaModel:
         used |= {self._offset.column} if self._offset else set()
         return [*sorted(used - {self._outcome.column}), self._outcome.column]
 
-    def _names(self) -> list:
-        """All that becomes a part of the model's text."""
-        levels = (value for column in self._public.values() if isinstance(column, Levels) for value in column.values)
-        return [self.formula, *([self._offset.text] if self._offset else []), *self._public, *levels]
-
     def _check(self) -> None:
         groups = [effect.group for effect in self._effects if effect.group != self.unit]
         require_public(groups, self._public)
@@ -148,6 +144,12 @@ class FormulaModel:
                 f"family {self.family!r} needs a public range of the outcome, by which priors are made: "
                 f"ranges={{{column!r}: (lowest, highest)}}, from the codebook and not from the table"
             )
+        if "Intercept" in self.columns:
+            raise ValueError("rename column 'Intercept': formulas have a constant of that name")
+        if without := [str(e) for e, design in zip(self._effects, self._designs, strict=True) if not design.names]:
+            raise ValueError(f"({without[0]}): no effect of the group is left")
+        if isinstance(given, Levels) and self._outcome.text != column:
+            raise ValueError(f"the outcome {self._outcome.text!r} is arithmetic, but {column!r} has levels")
         if isinstance(given, Levels) and not law.has_levels and (self.family != "bernoulli" or len(given.values) != 2):
             raise ValueError(f"the outcome {column!r} has levels, but the family is {self.family!r}")
         if not law.has_intercept and "Intercept" not in self._design.names:
@@ -287,7 +289,7 @@ class FormulaModel:
         """
         has_outcome = self._outcome.column in names_of(data)
         table = read(data, self.columns if has_outcome else self.columns[:-1])
-        num_rows = len(next(iter(table.values())))
+        num_rows = len(next(iter(table.values()))) if table else num_rows_of(data)
         missing = np.zeros(num_rows, bool)
         coded = {}
         for name in {name for design in (self._design, *self._designs) for name in design.columns}:
@@ -318,18 +320,26 @@ class FormulaModel:
         found["observed"] = ~(missing | without)
         return {name: _narrow(value) for name, value in found.items()}
 
-    def _outcomes(self, series: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _outcomes(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         column, law = self._outcome.column, self._law
         given: Public | None = self._public.get(column)
         if isinstance(given, Levels):
-            return code(series, given)
-        values = self._outcome(numbers(series))
+            return code(values, given)
+        values = self._outcome(numbers(values))
         with quietly():
             possible = CAN_BE[law.outcomes](values.astype(np.float32).astype(float))  # as the model meets them
             possible &= CAN_BE[law.outcomes](values)
         harmless = np.where(possible, values, 0.5)
         is_whole = law.outcomes in ("counts", "yes or no")
         return (harmless.astype(np.int64) if is_whole else harmless), ~possible
+
+
+def _require_printable(public: Mapping[str, Public], *texts: str) -> None:
+    """:raises ValueError: if something could not become a part of the model's text."""
+    levels = (value for column in public.values() if isinstance(column, Levels) for value in column.values)
+    for text in map(str, [*(" ".join(text.split()) for text in texts), *public, *levels]):
+        if not text.isprintable() or unicodedata.normalize("NFKC", text) != text:
+            raise ValueError(f"{text!r}: use printable characters, in one line, as Python has them in names (NFKC)")
 
 
 def _compiled(source: str) -> Callable:
@@ -346,11 +356,11 @@ def _compiled(source: str) -> Callable:
     return names["model"]
 
 
-def _units(series: Any) -> np.ndarray:
+def _units(ids: np.ndarray) -> np.ndarray:
     """0, 1, 2, ..., in the order in which they come."""
     import pandas as pd
 
-    return pd.factorize(series, use_na_sentinel=False)[0].astype(np.int32)
+    return pd.factorize(ids, use_na_sentinel=False)[0].astype(np.int32)
 
 
 _TAKEN = {"X", "y", "offset", "observed", "num_units", "jax", "jnp", "numpyro", "dist", "model"} | {

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from numpyro_dp.formula.columns import names_of
 from numpyro_dp.formula.model import FormulaModel
 from numpyro_dp.kernels.hmc import DPHMC
 from numpyro_dp.mcmc import MCMC
@@ -62,6 +63,9 @@ def glm(
             "MCMC(DPHMC(model, eps, unit=..., max_rows_per_unit=...)) your own arguments"
         )
     model = FormulaModel(formula, family, ranges=ranges, levels=levels, offset=offset, unit=unit)
+    outcome = model.columns[-1]
+    if outcome not in names_of(data):
+        raise ValueError(f"the data have no column {outcome!r}, the outcome; they have {', '.join(names_of(data))}")
     if verbose:
         print(f"{model}\n")
     kernel = DPHMC(model, eps, **(options | ({"unit": unit} if unit else {})))

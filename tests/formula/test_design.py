@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from numpyro_dp.formula.columns import Levels, Range, describe, read
-from numpyro_dp.formula.columns import code as code_column
+from numpyro_dp.formula.columns import Levels, Range, code, describe, read
 from numpyro_dp.formula.design import Design, Outcome, split
 from numpyro_dp.formula.model import FormulaModel
 
@@ -59,7 +58,7 @@ def hostile(n=8):
 
 
 def coded(table):
-    found = {name: code_column(series, PUBLIC[name]) for name, series in read(table, list(PUBLIC)).items()}
+    found = {name: code(values, PUBLIC[name]) for name, values in read(table, list(PUBLIC)).items()}
     return {name: values for name, (values, _) in found.items()}
 
 
@@ -224,48 +223,207 @@ def test_what_is_public_is_checked(ranges, levels, message):
         describe(ranges, levels)
 
 
-AGES, DATES = Range(0, 100), Range("2020-01-01", "2021-12-31")
+AGES, DATES, GRADES = Range(0, 100), Range("2020-01-01", "2021-12-31"), Levels((30, 50, True, "f"))
+WEEKS = Levels(("2020-02-01", "2020-02-08"))
+END = datetime.datetime(9999, 12, 31, 23, 59)
+WEST = datetime.timezone(datetime.timedelta(hours=-5))
 
 
-def coded_alone(values, column):
-    return [code_column(pd.Series([value]), column) for value in values]
+def code_column(values, column):
+    return code(read({"it": values}, ["it"])["it"], column)
 
 
-@pytest.mark.parametrize(
-    "odd",
-    ["x", "41", True, None, pd.NA, [1], {}, Decimal(3), 10**30, 2**64, 1j, datetime.date(2020, 1, 1), np.inf, 10**400],
-    ids=lambda odd: f"{type(odd).__name__}{str(odd)[:8]}",
-)
-def test_no_value_decides_what_others_become(odd):
-    """Not even by the type that the column then has; and none is an error."""
+class Rude(float):
+    def __float__(self):
+        raise RuntimeError("secret")
+
+
+class RudeText(str):
+    def strip(self, *_):
+        raise KeyError("secret")
+
+
+ODD = [
+    *(
+        "x",
+        "41",
+        "",
+        " nan ",
+        "inf",
+        "true",
+        "\udce9",
+        "20200301",
+        "01/02/2020",
+        "2020-03-01 10:00",
+        "9" * 400,
+        b"f",
+        "now",
+    ),
+    *(
+        True,
+        None,
+        pd.NA,
+        pd.NaT,
+        np.nan,
+        np.inf,
+        -1e308,
+        1j,
+        3 + 0j,
+        10**30,
+        2**64,
+        10**400,
+        Decimal(3),
+        Decimal("sNaN"),
+    ),
+    *([1], {}, object(), Rude(3), RudeText("f"), np.float32(0.1), np.int8(-1), np.ones(2)),
+    *(
+        datetime.date(2020, 1, 1),
+        END,
+        END.replace(tzinfo=WEST),
+        END.replace(tzinfo=datetime.UTC),
+        datetime.timedelta(1),
+    ),
+    *(
+        pd.Timestamp.min,
+        pd.Timestamp.max,
+        pd.Timestamp(np.datetime64("20000-01-01", "s")),
+        pd.Timestamp("2020-02-01", tz="UTC"),
+    ),
+    *(
+        np.datetime64("300000000000-01-01", "D"),
+        np.datetime64("NaT", "D"),
+        np.datetime64("1700", "Y"),
+        pd.Period("2020-01"),
+    ),
+]
+COLUMNS = {
+    "numbers": ([30, 50.5], AGES),
+    "texts of numbers": (["30", "50.5"], AGES),
+    "truths": ([True, False], Range(0, 1)),
+    "days": ([datetime.date(2020, 2, 1), datetime.date(2021, 1, 1)], DATES),
+    "times": ([pd.Timestamp("2020-02-01T12"), pd.Timestamp("1900-01-01")], DATES),
+    "times in zones": ([END.replace(tzinfo=WEST), datetime.datetime(2020, 2, 1, tzinfo=WEST)], DATES),
+    "texts of days": (["2020-02-01", "2020-06-05T12:00+02:00"], DATES),
+    "grades": ([30, 50], GRADES),
+    "texts of grades": (["30.0", "f"], GRADES),
+    "weeks": ([pd.Timestamp("2020-02-01"), pd.Timestamp("2020-02-08")], WEEKS),
+}
+CONTAINERS = {"list": list, "objects": lambda x: _objects(x), "series": lambda x: pd.Series(_objects(x), dtype=object)}
+
+
+def _objects(values):
+    found = np.empty(len(values), object)
+    for k, value in enumerate(values):
+        found[k] = value
+    return found
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_no_value_decides_what_others_become(kind, container):
+    """Nor is one an error or a warning, nor does it become something else beside others."""
+    usual, column = COLUMNS[kind]
+    contain = CONTAINERS[container]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for values in ([30, odd, 50], [30.0, odd, 50.5], ["30", odd, "50"], [True, odd, False]):
-            for column in (AGES, Levels((30, 50, True))):
-                found, missing = code_column(pd.Series(values), column)
-                alone = coded_alone(values, column)
-                np.testing.assert_array_equal(found, [one[0] for one, _ in alone])
-                np.testing.assert_array_equal(missing, [without[0] for _, without in alone])
+        expected = code_column(contain(usual), column)
+        assert not expected[1].any()
+        for odd in ODD:
+            (alone,), (without,) = code_column(contain([odd]), column)
+            for k in range(3):
+                found, missing = code_column(contain([*usual[:k], odd, *usual[k:]]), column)
+                np.testing.assert_array_equal(np.delete(found, k), expected[0], err_msg=repr(odd))
+                np.testing.assert_array_equal(np.delete(missing, k), expected[1], err_msg=repr(odd))
+                assert (found[k], missing[k]) == (alone, without), odd
+
+
+def test_what_odd_values_become():
+    found = {repr(odd): code_column([odd], AGES) for odd in ODD}
+    assert found["'41'"][0] == 41
+    assert found["True"][0] == found["'true'"][0] == 1
+    assert found[repr(10**30)][0] == found[repr(2**64)][0] == 100
+    assert found["-1e+308"][0] == 0
+    assert found["(3+0j)"][0] == found["Decimal('3')"][0] == 3
+    assert all(found[repr(odd)][1] for odd in (None, pd.NA, "x", b"f", np.inf, 1j, "inf", datetime.date(2020, 1, 1)))
+    dates = {repr(odd): code_column([odd], DATES) for odd in ODD}
+    assert dates[repr(END.replace(tzinfo=WEST))][0] == dates[repr(END)][0] == 730
+    assert dates[repr(pd.Timestamp.min)][0] == 0
+    assert dates[repr(pd.Timestamp(np.datetime64("20000-01-01", "s")))][0] == 730
+    assert all(dates[repr(odd)][1] for odd in (3 + 0j, "20200301", "01/02/2020", "now", None, pd.NaT, "x"))
+
+
+def test_each_date_is_read_by_itself():
+    values = ["2020-04-03", "2020-06-05T12:00+02:00", datetime.date(2020, 2, 1), pd.Timestamp("9999-12-31")]
+    np.testing.assert_allclose(code_column(values, DATES)[0], [93, 156 + 10 / 24, 31, 730])
+
+
+def test_columns_of_arrow_and_polars_are_read_value_by_value():
+    pa = pytest.importorskip("pyarrow")
+    far = pa.array([18415, 3_000_000, None], pa.int32())
+    for days in (far.view(pa.date32()), pa.chunked_array([far.cast(pa.int64())]).cast(pa.int64())):
+        found, missing = code_column(days, Range(0, 10) if days.type == pa.int64() else DATES)
+        np.testing.assert_array_equal(found[:2], [10, 10] if days.type == pa.int64() else [153, 730])
+        np.testing.assert_array_equal(missing, [False, False, True])
+    for unit in ("s", "ms", "us", "ns"):
+        lowest = -(2**63) + 1 if unit == "ns" else -(2**50)
+        times = pa.array([0, lowest, None], pa.int64()).cast(pa.timestamp(unit, "America/New_York"))
+        found, missing = code_column(times, Range("1970-01-01", "1971-01-01"))
+        np.testing.assert_array_equal(found[:2], 0)
+        np.testing.assert_array_equal(missing, [False, False, True])
+    texts = pa.array([b"f", b"\xff", None], pa.binary()).view(pa.string())
+    np.testing.assert_array_equal(code_column(texts, Levels(("m", "f")))[0], [1, 0, 0])
+    for truths in (
+        pa.array([True, None]),
+        pa.array([True, None]).dictionary_encode(),
+        pa.array([1, None]),
+        pa.array([1.0, None]),
+    ):
+        np.testing.assert_array_equal(code_column(truths, Levels((False, True))), [[1, 0], [False, True]])
+    for odd in (
+        pa.nulls(2),
+        pa.array([[1], None]),
+        pa.array([1, None], pa.duration("s")),
+        pa.array([1, 2], pa.time64("ns")),
+    ):
+        assert code_column(odd, AGES)[1].all()
+    with contextlib.suppress(ImportError):
+        import polars
+
+        series = polars.Series([datetime.datetime(2020, 6, 2), END]).dt.replace_time_zone("America/New_York")
+        np.testing.assert_allclose(code_column(series, DATES)[0], [153 + 4 / 24, 730])
+        np.testing.assert_array_equal(code_column(polars.Series([30, 2**64, 1], strict=False), AGES)[0], [30, 100, 1])
 
 
 @pytest.mark.parametrize(
-    "first", ["01/02/2020", "13/02/2020", "2020-02-13", "20200301", "2020-03-01 10:00", None, "now", pd.Timestamp.min]
+    "values", [[0.1, 0.2], ["0.1", "0.20"], [np.float32(0.1), "0.2"], np.array([0.1, 0.2], np.float32)]
 )
-def test_each_date_is_read_by_itself(first):
-    values = [first, "2020-04-03", "2020-06-05T12:00+02:00", datetime.date(2020, 2, 1), pd.Timestamp("9999-12-31")]
-    found, missing = code_column(pd.Series(values, dtype=object), DATES)
-    np.testing.assert_allclose(found[1:], [93, 156 + 10 / 24, 31, 730])
-    assert not missing[1:].any()
-    assert missing[0] == (first in ["01/02/2020", "13/02/2020", None, "now"])
+def test_levels_of_single_precision(values):
+    np.testing.assert_array_equal(code_column(values, Levels((0.2, 0.1))), [[1, 0], [False, False]])
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 @pytest.mark.parametrize("zone", [None, "Asia/Tokyo"])
 def test_dates_far_out_are_moved_to_the_range(unit, zone):
-    dates = pd.Series(np.array(["2020-02-01T12", "1700-01-01", "2200-01-01", "NaT"], dtype=f"datetime64[{unit}]"))
-    found, missing = code_column(dates if zone is None else dates.dt.tz_localize(zone), DATES)
-    np.testing.assert_allclose(found[:3], [31.5 - (9 / 24 if zone else 0), 0, 730])
-    np.testing.assert_array_equal(missing, [False, False, False, True])
+    lowest = np.int64(-(2**63) + (1 if zone is None else 10**14)).view(f"datetime64[{unit}]")
+    if unit != "ns":
+        lowest = np.datetime64("1700-01-01")
+    dates = np.array(["2020-02-01T12", lowest, "2200-01-01", "NaT"], dtype=f"datetime64[{unit}]")
+    for column in [dates] if zone is None else [pd.Series(dates).dt.tz_localize(zone)]:
+        found, missing = code_column(column, DATES)
+        np.testing.assert_allclose(found[:3], [31.5 - (9 / 24 if zone else 0), 0, 730])
+        np.testing.assert_array_equal(missing, [False, False, False, True])
+
+
+@pytest.mark.parametrize(
+    "dtype", ["datetime64[Y]", "datetime64[M]", "datetime64[D]", "datetime64[W]", "datetime64[10s]"]
+)
+def test_dates_of_numpys_other_units(dtype):
+    dates = np.array(["2020-07-02", "NaT"], dtype=dtype)
+    expected = (dates[0] - np.datetime64("2020-01-01")) / np.timedelta64(1, "D")
+    far = np.array([2**62, -(2**62)]).view(dtype)
+    found, missing = code_column(np.concatenate([dates, far]), DATES)
+    np.testing.assert_allclose(found[[0, 2, 3]], [expected, 730, 0])
+    np.testing.assert_array_equal(missing, [False, True, False, False])
 
 
 def test_levels_are_the_same_whatever_type_a_column_was_read_with():
@@ -290,12 +448,27 @@ def test_levels_are_the_same_whatever_type_a_column_was_read_with():
         ([2**53, 2**53 + 1], "put a letter before whole numbers"),
         ([f"{2**53}", "f"], "put a letter before whole numbers"),
         ([np.nan, 1], "nan is no level"),
+        (["inf", 1], "'inf' is no level"),
+        (["1E2", "100"], "are the same"),
         (["", "f"], "'' is no level"),
     ],
 )
 def test_levels_that_could_be_mixed_up(levels, message):
     with pytest.raises(ValueError, match=message):
         describe({}, {"sex": levels})
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        ({"age": [1, 2], "dose": [1]}, ValueError, "'age' and 'dose' are not of the same length"),
+        ([{"age": 1}], TypeError, "must be a pandas, Polars or Arrow table.* got a list"),
+        ({"age": [1]}, ValueError, "have no column 'dose'; they have age"),
+    ],
+)
+def test_data_that_cannot_be_read(data, error, message):
+    with pytest.raises(error, match=message):
+        read(data, ["age", "dose"])
 
 
 def test_a_column_that_stands_twice_is_refused():

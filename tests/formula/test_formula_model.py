@@ -182,7 +182,12 @@ def test_the_text_is_the_model():
         ("poisson", "out ~ smokes", {}, r"\[False, True\]"),
         ("poisson", "out ~ I(2 * arm)", {"levels": {"arm": ["a", "b"]}}, "a number needs ranges"),
         ("poisson", "out ~ (1 | g) + (1 | g_sd)", {"levels": {"g": [0, 1], "g_sd": [0, 1]}}, "rename column 'g_sd'"),
-        ("poisson", "out ~ arm", {"levels": {"arm": ["a\n", "b"]}}, "must be printable"),
+        ("poisson", "out ~ arm", {"levels": {"arm": ["a\n", "b"]}}, "use printable characters"),
+        ("poisson", "out ~ \u00b5g", {"ranges": {"\u00b5g": (0, 1)}}, "as Python has them in names"),
+        ("poisson", "out ~ Intercept", {"ranges": {"Intercept": (0, 1)}}, "rename column 'Intercept'"),
+        ("poisson", "out ~ (-1 | g)", {"levels": {"g": [0, 1]}}, "no effect of the group is left"),
+        ("bernoulli", "I(1 - out) ~ 1", {"levels": {"out": [0, 1]}}, "is arithmetic, but 'out' has levels"),
+        ("poisson", "out ~ age", {"ranges": {"age": (1e308, 1.7e308)}}, "must be finite"),
     ],
 )
 def test_what_is_missing_is_said_before_a_table_is_there(family, formula, options, message):
@@ -301,8 +306,8 @@ def test_positive_outcomes_have_an_intercept_on_their_scale():
 
 
 def test_outcomes_that_single_precision_makes_impossible_are_masked():
-    beta = FormulaModel("out ~ 1", "beta").arguments({"out": [0.5, 1 - 1e-12, 1e-50, 1.0]})
-    np.testing.assert_array_equal(beta["observed"], [True, False, False, False])
+    beta = FormulaModel("out ~ 1", "beta").arguments({"out": [0.5, 1 - 1e-12, 1e-50, 1.0, 1e-40]})
+    np.testing.assert_array_equal(beta["observed"], [True, False, False, False, False])
     assert ((beta["y"] > 0) & (beta["y"] < 1)).all()
 
 
@@ -311,3 +316,12 @@ def test_a_table_without_rows():
     found = model.arguments({"age": [], "person": [], "out": []})
     assert found["X"].shape == (0, 1)
     assert found["num_units"] == 0
+
+
+def test_public_people_of_a_model_without_covariates():
+    model = FormulaModel("out ~ 1", "poisson")
+    assert model.arguments({"name": ["a", "b"]})["X"].shape == (2, 0)
+    with pytest.raises(ValueError, match="have no columns"):
+        model.arguments({})
+    with pytest.raises(ValueError, match="no column 'out', the outcome; they have name"):
+        glm("out ~ 1", {"name": ["a", "b"]}, "poisson", eps=1.0)
