@@ -347,3 +347,16 @@ def test_the_sensitivity_is_reached_and_mistakes_exceed_it(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(clipping, "_radius", lambda dimension, room: 3.0 * GRID)
         assert worst_move(patched) > 1
+
+
+def test_members_of_a_million_rows_are_summed_exactly():
+    """The low halves of such sums leave 32 bits after 2**19 rows."""
+    n, each = 2**20, 2030 * 4096 + 4095
+
+    def density(z, row):
+        return z[row[1][0]] * row[0][0]
+
+    group = np.arange(n) % 5 == 0
+    rows = jnp.full(n, each / GRID, jnp.float32), jnp.asarray(group, jnp.int32)
+    total = sums_of(density, rows, 2).gradient(jnp.zeros(2), 1.0)
+    assert [int(x) for x in steps(total)] == [int((~group).sum()) * each, int(group.sum()) * each]

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
+from numpyro_dp.privacy import mechanisms
 from numpyro_dp.privacy.accounting import (
     NEIGHBORING_RELATIONS,
     calibrate,
@@ -779,3 +780,24 @@ def test_numbers_of_low_precision_are_computed_with_in_full(kind, eps):
     assert gaussian_eps(delta, kind(0.1)) == gaussian_eps(float(delta), float(kind(0.1)))
     releases = ((Gaussian(5.0), 10),)
     assert composed_delta(releases, low, "replace_one") == composed_delta(releases, full, "replace_one")
+
+
+def test_chords_join_the_points_of_a_grid():
+    """Straight in ``e^eps`` from each point to the next, from the first cell to the last, and 0 beyond."""
+    grid, deltas = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.9, 0.5, 0.2, 0.1])
+    eps = np.array([0.0, 0.3, 1.0, 1.6, 2.5, 3.0, 4.0])
+    expected = np.interp(np.exp(eps), np.exp(grid), deltas) * (eps < 3)
+    np.testing.assert_allclose(mechanisms._chords(eps, grid, deltas), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("mechanism", "relation"), CASES)
+def test_the_probabilities_of_losses_add_up_to_one(mechanism, relation):
+    for loss in mechanism.pld(relation, 0.01):
+        assert loss.mass.min() >= 0
+        assert loss.mass.sum() + loss.infinite == pytest.approx(1, abs=1e-12)
+
+
+def test_a_delta_is_that_of_an_eps_above_zero():
+    for eps in (-0.5, -1.0, math.nan):
+        with pytest.raises(ValueError, match="eps must be at least 0"):
+            composed_delta([(Gaussian(1.0), 1)], eps, REPLACE)

@@ -1257,3 +1257,35 @@ def test_what_cannot_be_resumed_says_why(path, tmp_path):
     )
     with pytest.raises(PrivacyBudgetError, match="same under other queries"):
         again(seeded).resume(budget)
+
+
+def test_the_line_that_was_changed_is_named(path):
+    budget = PrivacyBudget(path, eps=3.0, delta=1e-5)
+    for _ in range(3):
+        budget.charge(plan(0.5), "a run")
+    lines = path.read_text().splitlines(keepends=True)
+    for k in (1, 3):
+        path.write_text("".join([*lines[:k], lines[k].replace("a run", "another"), *lines[k + 1 :]]))
+        with pytest.raises(PrivacyBudgetError, match=f"line {k + 1} of "):
+            PrivacyBudget(path)
+
+
+def test_a_witness_that_was_lost_remembers_the_last_line(path, tmp_path):
+    """From then on a roll-back to any earlier line is noticed again."""
+    witness = tmp_path / "witness"
+    budget = PrivacyBudget(path, eps=3.0, delta=1e-5, witness=witness)
+    for _ in range(3):
+        budget.charge(plan(0.5), "a run")
+    witness.unlink()
+    with pytest.warns(RuntimeWarning, match="has no witness"):
+        PrivacyBudget(path, witness=witness)
+    known = json.loads(witness.read_text())
+    last = json.loads(path.read_text().splitlines()[-1])
+    assert (known["count"], known["hash"]) == (len(path.read_text().splitlines()), last["hash"])
+
+
+def test_a_run_that_a_full_budget_refuses_is_told_that_nothing_is_left(path):
+    budget = PrivacyBudget(path, eps=1.0, delta=1e-5)
+    budget.charge(plan(budget.eps_left, delta=1e-5), "all of it")
+    with pytest.raises(PrivacyBudgetError, match="nothing is left"):
+        budget.charge(plan(0.5, delta=1e-5), "more")

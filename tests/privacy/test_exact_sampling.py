@@ -198,3 +198,29 @@ def test_batches_of_tables_without_rows(num_rows):
 def test_the_operating_systems_words_are_fresh():
     words = NoiseSource().words(b"")
     assert len(set(words(1000).tolist()) | set(words(1000).tolist())) == 2000
+
+
+@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize(("steps", "step", "whole"), [(1, 0, 0), (7, 5, 1), (2**49, 3, 2)])
+def test_acceptance_is_decided_by_as_many_bits_as_it_takes(name, steps, step, whole):
+    """Where the first words are just those of the border, the next ones decide; all bits of both count."""
+    law = LAWS[name][0]
+    part, more_of_part = 2**61 + 12_345, 2**63 + 678
+    with mpmath.workdps(80):
+        fraction = (step + (part * 2**64 + more_of_part + mpmath.mpf(1) / 2) / mpmath.mpf(2) ** 127) / steps
+        border = int(mpmath.floor(exact_accept(law, whole, fraction) * mpmath.mpf(2) ** 128))
+    for test, accepted in ((border - 2**40, True), (border + 2**40, False)):
+        first, second = divmod(test, 2**64)
+        asked = []
+
+        def more(count, second=second, asked=asked):
+            asked.append(count)
+            return np.array([more_of_part, second], np.uint64)
+
+        assert exact_sampling._accept_exactly(law, steps, whole, step, part, first, more) == accepted
+        assert asked == [2]
+
+
+def test_one_number_is_drawn_as_many_are():
+    for seed in range(50):
+        assert rounded(NORMAL, 3, 1, words_of(seed)).shape == (1,)

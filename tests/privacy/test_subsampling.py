@@ -227,3 +227,14 @@ def test_the_penalized_sum_of_no_jump_is_zero():
     total = penalized(np.zeros((1, 5)), 2.0, 1.0, jnp.zeros(()))
     assert many_steps(total)[0] == 0
     assert jnp.isfinite(total.bound).all()
+
+
+def test_a_buffer_may_hold_one_row_and_may_be_full():
+    batches = PoissonBatches(rate=0.5, max_batch_size=1)
+    for seed in range(20):
+        rows, size = batches.draw(NoiseSource(seed).words(b""), 30)
+        assert rows.shape == (1,)
+        assert size <= 1
+    everybody, size = PoissonBatches(rate=1.0).draw(NoiseSource(0).words(b""), 30)
+    assert size == 30
+    np.testing.assert_array_equal(everybody, np.arange(30))  # in their order: none had to be left out
