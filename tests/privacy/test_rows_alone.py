@@ -1,6 +1,7 @@
 """A row's numbers are the same, bit for bit, whatever the other rows are: or the model is refused."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +9,14 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from helpers.jaxprs import equations_in
 from jax.extend.core import Primitive
 from jax.scipy import special
 
 from numpyro_dp.fast.row_structure import find_structure
 from numpyro_dp.model.arguments import UnsupportedModelError
 from numpyro_dp.model.separate import separate
+from numpyro_dp.privacy import isolation
 from numpyro_dp.privacy.clipping import clipped_moments, clipped_sum
 from numpyro_dp.privacy.isolation import RowsMeetError, alone, betainc_is_elementwise, hazards
 from numpyro_dp.privacy.structured import StructuredRows
@@ -278,10 +281,16 @@ def test_what_no_output_depends_on_is_left_out():
 def test_an_operation_that_looks_like_one_that_jax_wraps_is_refused():
     """By the name of its class; nor does an object of the real class help in an operation of somebody else's."""
     lookalike = type("SearchSorted", (), {"__module__": "jax._src.numpy.hijax"})()
-    wrapped = jax.make_jaxpr(jnp.searchsorted)(jnp.ones(3), jnp.float32(1.0))
-    real = [eqn.params["_prim"] for eqn in wrapped.jaxpr.eqns if "_prim" in eqn.params]
+    closed = jax.make_jaxpr(jnp.searchsorted)(jnp.ones(3), jnp.float32(1.0))
+    wrapped = [equation for equation in equations_in(closed.jaxpr) if "_prim" in equation.params]
+    assert bool(wrapped) == (jax.__version_info__ >= (0, 12))
     own = Primitive("somebodys")
     own.def_abstract_eval(lambda x, **params: x)
-    for prim in (lookalike, *real):
+    for prim in (lookalike, *(equation.params["_prim"] for equation in wrapped)):
         with pytest.raises(RowsMeetError):
             alone(lambda x, prim=prim: own.bind(x, _prim=prim), jnp.ones(3))
+        assert not isolation._is_wrapped(SimpleNamespace(primitive=own, params={"_prim": prim}))
+    for equation in wrapped:
+        assert isolation._is_wrapped(equation)
+        others = SimpleNamespace(primitive=equation.primitive, params={"_prim": lookalike})
+        assert not isolation._is_wrapped(others)
