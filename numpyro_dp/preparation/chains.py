@@ -73,6 +73,11 @@ class Prepared(NamedTuple):
     steps: tuple[str, ...] = ()
 
 
+def _whitened(coordinates: Callable, frame: Frame, z: jax.Array) -> jax.Array:
+    inverse = jnp.asarray(np.linalg.inv(frame.whitening), z.dtype)
+    return inverse @ (coordinates(z) - jnp.asarray(frame.center, z.dtype))
+
+
 class Chain(Algorithm):
     """A chain that a preparation has chosen.
 
@@ -86,13 +91,7 @@ class Chain(Algorithm):
 
     def _u(self, z: jax.Array) -> jax.Array:
         """Whitened coordinates of the flat unconstrained `z`."""
-        inverse = jnp.asarray(np.linalg.inv(self.prepared.frame.whitening), z.dtype)
-        return inverse @ (self._cut.coordinates(z) - jnp.asarray(self.prepared.frame.center, z.dtype))
-
-    def _log_surrogate(self, u: jax.Array) -> jax.Array:
-        surrogate = self.prepared.surrogate
-        assert surrogate is not None
-        return surrogate.noise_aware(u) if self._noise_aware else surrogate.plug_in(u)
+        return _whitened(self._cut.coordinates, self.prepared.frame, z)
 
     def releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
         return dict.fromkeys(self.noise_shapes(0), num_iterations * num_chains)
@@ -119,15 +118,20 @@ class SurrogateChain(Chain):
     def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {}
 
-    def log_likelihood(self, z: jax.Array) -> jax.Array:
-        """As released, up to a constant, of the flat unconstrained `z`."""
-        return self._log_surrogate(self._u(z))
+    @property
+    def log_likelihood(self) -> Callable[[jax.Array], jax.Array]:
+        """As released, up to a constant, of the flat unconstrained parameters. It knows nothing of the table."""
+        surrogate, coordinates, frame = self.prepared.surrogate, self._cut.coordinates, self.prepared.frame
+        assert surrogate is not None
+        density = surrogate.noise_aware if self._noise_aware else surrogate.plug_in
+        return lambda z: density(_whitened(coordinates, frame, z))
 
     def _start(self, rng_key: jax.Array, z: jax.Array) -> tuple[Any, Callable]:
         """NUTS's first state at `z`, and its step."""
+        log_likelihood = self.log_likelihood
 
         def potential(z: jax.Array) -> jax.Array:
-            return -self._log_prior(z) - self.log_likelihood(z)
+            return -self._log_prior(z) - log_likelihood(z)
 
         init, sample = hmc(potential_fn=potential, algo="NUTS")
         state = init(
