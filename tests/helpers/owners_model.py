@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 from numpyro_dp.privacy.clipping import sensitivity_steps
 from numpyro_dp.privacy.noise import NoiseSource
 
-OPTIONS = {"eps": 20.0, "delta": 1e-4, "step_size": 0.1}
+OPTIONS = {"eps": 20.0, "delta": 1e-4, "step_size": 0.1, "prepare": False}
 RUN = {"num_warmup": 5, "num_samples": 15, "num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
 
 

@@ -103,7 +103,7 @@ def test_each_owner_held_its_own_rows_only_and_has_a_guarantee_of_its_own(owners
 
 def test_in_one_process_the_report_tells_what_an_outsider_learns():
     X, y = np.zeros((9, 2)), np.zeros(9, int)
-    kernel = DPPenalty(owners_model.model, prepare=False, owners=np.arange(9) % 3, **owners_model.OPTIONS)
+    kernel = DPPenalty(owners_model.model, owners=np.arange(9) % 3, **owners_model.OPTIONS)
     mcmc = MCMC(kernel, **owners_model.RUN)
     mcmc.run(jax.random.key(0), X, y=y)
     report = str(mcmc.privacy)
@@ -148,6 +148,6 @@ def test_impossible_owners_are_refused(options, message):
 
 
 def test_owners_of_another_number_of_rows_are_refused():
-    kernel = DPPenalty(owners_model.model, prepare=False, owners=[0, 1, 1], **owners_model.OPTIONS)
+    kernel = DPPenalty(owners_model.model, owners=[0, 1, 1], **owners_model.OPTIONS)
     with pytest.raises(ValueError, match=r"owners has shape \(3,\), but there are 9 rows"):
         MCMC(kernel, **owners_model.RUN).run(jax.random.key(0), np.zeros((9, 2)), y=np.zeros(9, int))
