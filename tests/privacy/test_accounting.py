@@ -656,13 +656,21 @@ def test_nothing_costs_less_than_zero():
     assert composed_eps([(LogisticBit(1e6), 1)], 0.9, REPLACE) >= 0
 
 
-def test_where_eps_would_be_in_the_thousands_it_is_infinite():
-    """Nobody can use it, and distributions on a grid would take long. What is calibrated stays below it."""
-    releases = [(LogisticBit(0.02), 100)]  # each bit may lose 50
+def test_where_eps_would_be_of_no_use_to_anyone_it_is_infinite():
+    """Distributions on a grid would take long. What is calibrated stays below it."""
+    releases = [(LogisticBit(1e-4), 100)]  # each bit may lose 10,000
     assert composed_eps(releases, 1e-6, REPLACE) == math.inf
     assert composed_delta(releases, 1.0, REPLACE) == 1.0
-    scale = calibrate(lambda scale: [(LogisticBit(0.02 * scale), 100)], 1e4, 1e-6, REPLACE)
-    assert 100 < composed_eps([(LogisticBit(0.02 * scale), 100)], 1e-6, REPLACE) < 1e4
+    scale = calibrate(lambda scale: [(LogisticBit(1e-4 * scale), 100)], 1e6, 1e-6, REPLACE)
+    assert 10_000 < composed_eps([(LogisticBit(1e-4 * scale), 100)], 1e-6, REPLACE) < 1e6
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.1, 0.03, 0.01])
+def test_large_losses_against_the_closed_form(noise_multiplier):
+    """Ten batches of all rows are Gaussian; eps goes up to 50,000."""
+    exact = gaussian_eps(1e-5, 10 * Gaussian(noise_multiplier).rho)
+    found = composed_eps([(FixedBatchGaussian(noise_multiplier, 100, 100), 10)], 1e-5, REPLACE)
+    assert exact <= found <= exact * (1 + 5e-4)
 
 
 # Calibration
