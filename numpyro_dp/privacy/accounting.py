@@ -131,7 +131,7 @@ def composed_eps(releases: Releases, delta: float, relation: str) -> float:
     must be fixed beforehand.
 
     In closed form if all are `Gaussian`, over all rows. Otherwise an upper bound good to 0.1 percent (0.4 percent if
-    there are more than 64 different mechanisms), and infinite where eps would be above 100,000 or so.
+    there are more than 64 different mechanisms), and infinite where eps would be above 1e8 or so.
 
     :param relation: one of `NEIGHBORING_RELATIONS`.
     :raises ValueError: if a mechanism is not private under the relation.
@@ -337,7 +337,7 @@ def _grouped(releases: _Merged) -> _Merged:
 
 
 # Beyond it eps is of no use to anyone, and distributions on a grid take long.
-_LARGEST_MEAN_LOSS = 1e5
+_LARGEST_MEAN_LOSS = 1e8
 
 
 class LossCurve:

@@ -658,16 +658,16 @@ def test_nothing_costs_less_than_zero():
 
 def test_where_eps_would_be_of_no_use_to_anyone_it_is_infinite():
     """Distributions on a grid would take long. What is calibrated stays below it."""
-    releases = [(LogisticBit(1e-4), 100)]  # each bit may lose 10,000
+    releases = [(LogisticBit(1e-7), 100)]  # each bit may lose 10,000,000
     assert composed_eps(releases, 1e-6, REPLACE) == math.inf
     assert composed_delta(releases, 1.0, REPLACE) == 1.0
-    scale = calibrate(lambda scale: [(LogisticBit(1e-4 * scale), 100)], 1e6, 1e-6, REPLACE)
-    assert 10_000 < composed_eps([(LogisticBit(1e-4 * scale), 100)], 1e-6, REPLACE) < 1e6
+    scale = calibrate(lambda scale: [(LogisticBit(1e-7 * scale), 100)], 1e9, 1e-6, REPLACE)
+    assert 1e7 < composed_eps([(LogisticBit(1e-7 * scale), 100)], 1e-6, REPLACE) < 1e9
 
 
-@pytest.mark.parametrize("noise_multiplier", [0.1, 0.03, 0.01])
+@pytest.mark.parametrize("noise_multiplier", [0.1, 0.01, 1e-3])
 def test_large_losses_against_the_closed_form(noise_multiplier):
-    """Ten batches of all rows are Gaussian; eps goes up to 50,000."""
+    """Ten batches of all rows are Gaussian; eps goes up to five millions."""
     exact = gaussian_eps(1e-5, 10 * Gaussian(noise_multiplier).rho)
     found = composed_eps([(FixedBatchGaussian(noise_multiplier, 100, 100), 10)], 1e-5, REPLACE)
     assert exact <= found <= exact * (1 + 5e-4)
