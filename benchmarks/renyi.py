@@ -1,7 +1,8 @@
 """Rényi curves of the package's mechanisms, and the accountants that rest on them, which the papers used.
 
 Looser than what the package accounts with (`numpyro_dp.privacy.accounting`), which decides nothing by them. They show
-what published numbers are worth, and are a second opinion on the loss distributions: no curve may be below them.
+what published numbers are worth, and are a second opinion on the loss distributions, which stay below them (but for
+what a grid rounds up, where eps is in the thousands).
 """
 
 import functools
@@ -172,7 +173,7 @@ def _log_ratio(x: np.ndarray, rate: float, shift: float) -> np.ndarray:
 
 
 def renyi_eps(releases: Releases, delta: float, relation: str, classical: bool = False) -> float:
-    """``eps`` of all `releases` together, at the best order.
+    """``eps`` of all `releases` together, at the best order; a buffer that may overflow is not counted.
 
     :param classical: as the moments accountant has it: whole orders, and the conversion ``D + log(1 / delta) / (order -
         1)``. Otherwise real orders, and the conversion of Canonne, Kamath and Steinke (2020).

@@ -336,10 +336,14 @@ class FormulaModel:
 
 def _require_printable(public: Mapping[str, Public], *texts: str) -> None:
     """:raises ValueError: if something could not become a part of the model's text."""
-    levels = (value for column in public.values() if isinstance(column, Levels) for value in column.values)
-    for text in map(str, [*(" ".join(text.split()) for text in texts), *public, *levels]):
-        if not text.isprintable() or unicodedata.normalize("NFKC", text) != text:
-            raise ValueError(f"{text!r}: use printable characters, in one line, as Python has them in names (NFKC)")
+    names = [*(" ".join(text.split()) for text in texts), *public]
+    levels = [str(value) for column in public.values() if isinstance(column, Levels) for value in column.values]
+    for text in names + levels:
+        if not text.isprintable():
+            raise ValueError(f"{text!r}: use printable characters, in one line")
+    for text in names:
+        if (usual := unicodedata.normalize("NFKC", text)) != text:
+            raise ValueError(f"{text!r}: Python reads it as {usual!r} (NFKC). Write that, and rename the column")
 
 
 def _compiled(source: str) -> Callable:

@@ -207,7 +207,7 @@ def reasons(check: Check) -> list[str]:
                 f"the rows are not as the model says: {abs(share):.1%} {'more' if share > 0 else 'fewer'} of them than "
                 f"it expects are {what} (noise of that count {noise:.1%}). What the clip takes from them moves the "
                 "posterior, scales and intervals above all. A law with other tails (Student's t, a negative binomial) "
-                "or a missing covariate would help; rows with a missing value (NaN), which are among them, want a mask"
+                "or a missing covariate would help. A row with a missing value (NaN) counts as one of them: mask it"
             )
             break
     if check.variance > MOST_VARIED:

@@ -183,7 +183,7 @@ def test_the_text_is_the_model():
         ("poisson", "out ~ I(2 * arm)", {"levels": {"arm": ["a", "b"]}}, "a number needs ranges"),
         ("poisson", "out ~ (1 | g) + (1 | g_sd)", {"levels": {"g": [0, 1], "g_sd": [0, 1]}}, "rename column 'g_sd'"),
         ("poisson", "out ~ arm", {"levels": {"arm": ["a\n", "b"]}}, "use printable characters"),
-        ("poisson", "out ~ \u00b5g", {"ranges": {"\u00b5g": (0, 1)}}, "as Python has them in names"),
+        ("poisson", "out ~ \u00b5g", {"ranges": {"\u00b5g": (0, 1)}}, "Python reads it as"),
         ("poisson", "out ~ Intercept", {"ranges": {"Intercept": (0, 1)}}, "rename column 'Intercept'"),
         ("poisson", "out ~ (-1 | g)", {"levels": {"g": [0, 1]}}, "no effect of the group is left"),
         ("bernoulli", "I(1 - out) ~ 1", {"levels": {"out": [0, 1]}}, "is arithmetic, but 'out' has levels"),
@@ -325,3 +325,9 @@ def test_public_people_of_a_model_without_covariates():
         model.arguments({})
     with pytest.raises(ValueError, match="no column 'out', the outcome; they have name"):
         glm("out ~ 1", {"name": ["a", "b"]}, "poisson", eps=1.0)
+
+
+def test_levels_may_have_any_printable_characters():
+    model = FormulaModel("out ~ C(unit)", "poisson", levels={"unit": ["m", "m\u00b2", "\uff21"]})
+    found = model.arguments({"unit": ["m\u00b2", "A", "\uff21"], "out": [1, 1, 1]})
+    np.testing.assert_array_equal(found["observed"], [True, False, True])
