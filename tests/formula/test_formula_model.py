@@ -227,6 +227,7 @@ def people(n, seed):
     return table.assign(visits=rng.poisson(rate))
 
 
+@pytest.mark.statistical
 def test_glm_goes_from_a_frame_to_a_posterior(capsys):
     table = people(20_000, 0)
     table.loc[::50, "age"] = np.nan

@@ -49,6 +49,7 @@ def somewhere(separated, seed=1):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.statistical
 def test_a_units_density_is_the_integral_of_numpyros(name, x64):
     case = MIXED[name]
     separated = admitted(case)
@@ -65,6 +66,7 @@ def test_a_units_density_is_the_integral_of_numpyros(name, x64):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.statistical
 def test_the_cut_of_the_joint_density_gives_the_same(name, x64):
     case = MIXED[name]
     separated = admitted(case)
@@ -87,6 +89,7 @@ def test_a_hierarchy_of_groups_stays_before_the_cut():
 
 
 @pytest.mark.parametrize("size", some_every_day([1, 2, 3, 4, 10], [2]))
+@pytest.mark.statistical
 def test_rules_are_exact_for_normal_densities(size, x64):
     rng = np.random.default_rng(size)
     root = rng.normal(size=(size, size)) + 2 * np.eye(size)
@@ -105,6 +108,7 @@ def test_rules_are_exact_for_normal_densities(size, x64):
         np.testing.assert_allclose(slope, [*np.zeros(size), -size / 2], atol=1e-7)
 
 
+@pytest.mark.statistical
 def test_a_path_of_ten_steps(x64):
     """Beyond three latents nodes are a lattice: against importance sampling of the prior, by its own error."""
 
@@ -133,6 +137,7 @@ def test_a_path_of_ten_steps(x64):
 @pytest.mark.parametrize(
     "name", some_every_day(["eight_schools", "random_slope", "random_intercept", "frailty"], ["random_intercept"])
 )
+@pytest.mark.statistical
 def test_as_few_nodes_as_do(name, x64):
     case = MIXED[name]
     chosen = with_rule(admitted(case), case.args, {}, 10_000).latents
@@ -143,6 +148,7 @@ def test_as_few_nodes_as_do(name, x64):
 
 
 @NIGHTLY
+@pytest.mark.statistical
 def test_the_error_that_is_reported_is_that_of_other_rows(x64):
     """Mean scores of rows drawn from the model, by few nodes and by many."""
     case, n = MIXED["random_intercept"], 400
@@ -167,6 +173,7 @@ def test_the_error_that_is_reported_is_that_of_other_rows(x64):
 @pytest.mark.parametrize(
     "name", some_every_day(["random_intercept", "random_slope", "overdispersed_counts", "abilities"], ["abilities"])
 )
+@pytest.mark.statistical
 def test_scores_of_rows_that_are_drawn_add_up_to_nothing(name, x64):
     """As scores do only if outcomes have the law that they are judged by, their latents integrated out."""
     case = MIXED[name]
@@ -221,6 +228,7 @@ def test_hostile_rows_leave_others_alone(name, bad):
     np.testing.assert_array_equal(scores(*rows)[1:], scores(*hostile)[1:])
 
 
+@pytest.mark.statistical
 def test_units_that_say_little(x64):
     case = MIXED["random_intercept"]
     n = 6
@@ -318,6 +326,7 @@ def test_small_integers_as_codes():
     assert separated.latents.names == {"u"}
 
 
+@pytest.mark.statistical
 def test_laws_that_cannot_be_drawn_from():
     model, args = by_person(law=lambda tau, z: dist.ImproperUniform(dist.constraints.real, (), ())), (_codes, _x, _x, P)
     assert np.isfinite(with_rule(separate(model, args, unit="person"), args, {}, P).latents.error)
@@ -330,6 +339,7 @@ def counts(c):
         numpyro.sample("c", dist.Poisson(jnp.exp(u)), obs=c)
 
 
+@pytest.mark.statistical
 def test_counts_far_above_their_mean(x64):
     """Newton's steps would overshoot a hundredfold."""
     column = np.array([0, 1_000, 5_000])
@@ -343,6 +353,7 @@ def test_counts_far_above_their_mean(x64):
         np.testing.assert_allclose(value, grid({"mu": z[0], "tau": z[1]}), atol=1e-3)
 
 
+@pytest.mark.statistical
 def test_an_integral_that_misses_a_hump_says_so():
     def model(y):
         m = numpyro.sample("m", dist.Normal(0, 1))
@@ -398,6 +409,7 @@ def _grunfeld():
         *(pytest.param(*case, marks=NIGHTLY) for case in [(_dietox, False), (_grunfeld, False), (_grunfeld, True)]),
     ],
 )
+@pytest.mark.statistical
 def test_likelihoods_of_statsmodels(load, slope, x64):
     """Real tables: the log likelihood where `MixedLM` ends, and, where it says that it is there, the maximum."""
     from statsmodels.regression.mixed_linear_model import MixedLM

@@ -183,6 +183,7 @@ ALL_UP = [True] * max(KINDS.values())
     log_bounds=st.tuples(st.floats(-6, 3), st.floats(-6, 3)),
     up=st.lists(st.booleans(), min_size=len(ALL_UP), max_size=len(ALL_UP)),
 )
+@pytest.mark.statistical
 def test_a_row_moves_each_release_by_at_most_its_sensitivity(recorded, relation, row, other, log_bounds, up):
     bounds = 10.0 ** np.array(log_bounds)
     moves, published = largest_moves(shared_survey(relation), recorded, neighbours(relation, row, other), bounds, up)

@@ -60,6 +60,7 @@ def test_parameters_that_are_compared_with_rows_are_known_from_the_graph(model, 
 
 
 @pytest.mark.parametrize("sampler", [DPHMC, DPSGLD])
+@pytest.mark.statistical
 def test_a_posterior_of_a_likelihood_with_steps_is_not_to_be_trusted(sampler):
     kernel = sampler(step, eps=3.0, prepare=Preparation(force=True), num_iterations=1)
     kernel.prepare(DAY, Y)

@@ -322,6 +322,7 @@ def test_a_sensitivity_that_is_too_small_is_noticed(same_world, monkeypatch):
 @pytest.mark.parametrize(
     "name", ["penalty", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("hmc_plain", "barker_batch"))]
 )
+@pytest.mark.statistical
 def test_a_clip_that_is_missing_is_noticed(name, same_world, monkeypatch):
     steps = numpyro_dp.privacy.clipping.scalar_steps
     monkeypatch.setattr(
@@ -358,6 +359,7 @@ def test_noise_that_is_used_twice_is_noticed(same_world, monkeypatch):
     assert any("the same noise hides two sums" in fault for fault in found)
 
 
+@pytest.mark.statistical
 def test_limbs_that_are_not_normalised_are_noticed(same_world):
     """The hole of version 0.1.0."""
     assert splits_that_show(same_world, PLAIN, normalise=False)

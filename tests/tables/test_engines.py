@@ -38,6 +38,7 @@ def cluster(tmp_path_factory):
         yield client, folder
 
 
+@pytest.mark.statistical
 def test_dask_reads_files_and_a_worker_dies(tmp_path, cluster, whole, monkeypatch):
     """In the middle of a run, with a pass under way: its pieces are read again, and give the same whole numbers."""
     client, folder = cluster
@@ -90,6 +91,7 @@ def test_dask_errors_quote_no_value(cluster, tmp_path):
     assert "secret" not in str(found.value)
 
 
+@pytest.mark.statistical
 def test_two_processes_of_jax(tmp_path, whole):
     """The first one decides, draws noise and charges; the other one computes, and leaves when the first does."""
     (tmp_path / "files").mkdir()

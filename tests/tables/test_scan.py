@@ -271,6 +271,7 @@ def whole(request):
     return draws_of_the_whole(request.node.get_closest_marker("optimized") is not None)
 
 
+@pytest.mark.statistical
 def test_files_and_pieces_do_not_matter(tmp_path, whole):
     """Bit by bit, with the same noise: rows have numbers, by which outcomes are drawn for centring."""
     np.testing.assert_array_equal(draws(scan(write(tmp_path, row_group_size=400))), whole)
@@ -307,6 +308,7 @@ def test_other_rows_give_other_numbers(whole):
     assert not np.array_equal(draws(in_pieces(pa.Table.from_pandas(changed))), whole)
 
 
+@pytest.mark.statistical
 def test_the_posterior_is_that_of_the_table_in_memory(whole):
     """With noise of its own; a posterior standard deviation is .02."""
     table = frame()
@@ -331,6 +333,7 @@ def test_results_hold_no_table(capsys):
 
 
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "zero_out"])
+@pytest.mark.statistical
 def test_other_relations(relation):
     options = {"delta": 1e-5} if relation == "add_or_remove_one" else {}
     found = draws(in_pieces(frame(), (100,)), neighboring_relation=relation, **options)
@@ -409,6 +412,7 @@ def streamed_visits(table, cuts=(), **options):
 CUTS = (1, 2, 3, 4, 5, 6, 7, 100, 101, 500)
 
 
+@pytest.mark.statistical
 def test_units_may_begin_and_end_in_any_piece():
     def found(cuts):
         kernel = DPHMC(persons_with_slopes, eps=3.0, unit="who", noise_seed=1)

@@ -77,6 +77,7 @@ def test_attributes_carry_the_guarantee(mcmc):
 @pytest.mark.parametrize(
     ("name", "trusted", "reason"), [("mcmc", 0, "no release looked whether"), ("prepared_mcmc", 1, "")]
 )
+@pytest.mark.statistical
 def test_attributes_and_files_say_whether_to_believe_the_posterior(name, trusted, reason, request, tmp_path):
     run = request.getfixturevalue(name)
     posterior = run.privacy.posterior

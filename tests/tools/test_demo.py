@@ -137,6 +137,7 @@ def test_the_command_runs_and_writes_its_results(tmp_path, capsys):
         assert posterior.attrs["privacy_eps"] == 2
 
 
+@pytest.mark.statistical
 def test_a_budget_that_cannot_give_a_posterior_ends_the_command_with_the_reason(tmp_path, capsys):
     output = tmp_path / "results"
     assert demo.main(["--eps", "0.01", "--output", str(output)]) == 1

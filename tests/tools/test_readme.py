@@ -17,6 +17,7 @@ def blocks(language):
 
 
 @pytest.mark.filterwarnings("default")  # as a reader would run it
+@pytest.mark.statistical
 def test_the_example_runs(capsys):
     first, before = blocks("python")
     names: dict = {}
