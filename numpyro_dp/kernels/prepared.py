@@ -29,7 +29,15 @@ from numpyro_dp.model.coordinates import Cut, find_cut
 from numpyro_dp.model.separable import SeparableModel
 from numpyro_dp.model.symmetry import Symmetry, find_symmetries
 from numpyro_dp.model.synthetic import synthetic_rows
-from numpyro_dp.preparation.chains import CHAINS, Chain, OwnChain, Prepared, SurrogateChain
+from numpyro_dp.preparation.chains import (
+    Chain,
+    NutsChain,
+    OwnChain,
+    Prepared,
+    WalkChain,
+    shape_of_carry,
+    surrogate_chain,
+)
 from numpyro_dp.preparation.derivatives import Survey, has_kinks, is_centred
 from numpyro_dp.preparation.fund import RESERVE, Fund, Wish, tell
 from numpyro_dp.preparation.last_release import last_releases, recentred
@@ -51,7 +59,7 @@ OWN_SHARE = 0.3
 """Of the budget, for the preparation of a kernel that goes on with its own chain."""
 
 
-_BEGUN = (
+BEGUN = (
     "the preparation was begun before and did not end, and its budget is spent: make a new kernel, whose eps adds to "
     "this one's"
 )
@@ -114,9 +122,9 @@ class PreparedKernel(DPKernel):
 
         :raises ValueError: if none was, or the kernel has been pickled since, which forgets the coordinates.
         """
-        if not isinstance(self._chain, SurrogateChain):
+        if not isinstance(self._chain, NutsChain):
             why = "the kernel was pickled since" if self._result is not None else "the kernel has not run"
-            if self.preparation is None or (self._result is not None and self._result.mode != "surrogate"):
+            if self.preparation is None or (self._result is not None and not self._result.draws_are_free):
                 why = "its draws are those of a chain that asks the table in each iteration"
             raise ValueError(f"there is no released likelihood at hand: {why}")
         return self._chain.log_likelihood
@@ -129,7 +137,7 @@ class PreparedKernel(DPKernel):
     def algorithm(self) -> Algorithm:
         if self.preparation is None:
             return self
-        return self._chain or _NotYet(self if self._has_own_chain else None)
+        return self._chain or _NotYet(self if self._has_own_chain else None, self.preparation.mode == "walk")
 
     # -- The budget --------------------------------------------------------------------------------------------------
 
@@ -283,7 +291,7 @@ class PreparedKernel(DPKernel):
             with _now():
                 search = self.begin_search(separated, public, target)
                 prepared = self.search(search)
-                self._chain = self._make_chain(prepared, search.survey.cut, separated, public)
+                self._chain = self._make_chain(prepared, search.cut, separated, public)
             self._result = prepared
             self._public = public.leaves
             self._public_hash = _hash(self._public)
@@ -307,9 +315,9 @@ class PreparedKernel(DPKernel):
         options, plan = self.preparation, self.ledger.plan
         assert options is not None
         args, kwargs = public.args, public.kwargs
-        cut = _cut_of_units(separated, args, kwargs)
+        cut = self._find_cut(separated, public)
         if RESERVE not in plan.kinds:
-            raise PrivacyBudgetError(_BEGUN)
+            raise PrivacyBudgetError(BEGUN)
         if not options.force and plan.num_rows is not None:
             rho, counted = Fund(self.ledger).left, plan.num_rows / self.settings.power_for(separated.num_rows)
             units = "rows" if separated.of_rows is separated else "units"
@@ -437,9 +445,10 @@ class PreparedKernel(DPKernel):
     ) -> Chain | OwnChain:
         if self._has_own_chain:
             return OwnChain(prepared, self)
-        power = self.settings.power_for(separated.num_rows)
         prior = separated.log_prior(public.args, public.kwargs)
-        return CHAINS[prepared.mode](prepared, cut, prior, self._noise_aware, power)
+        if prepared.mode == "walk":
+            return WalkChain(prepared, cut, prior)
+        return surrogate_chain(prepared, cut, prior, self._noise_aware)
 
     def _take_up(self, separated: SeparableModel, public: PublicArguments) -> None:
         """Make the chain anew that a kernel had chosen before it was pickled; the table is not asked again."""
@@ -447,7 +456,7 @@ class PreparedKernel(DPKernel):
         if prepared is None or self._chain is not None:
             return
         with _now():
-            cut = _cut_of_units(separated, public.args, public.kwargs)
+            cut = self._find_cut(separated, public)
             if self._public_hash is None:
                 raise ValueError(
                     "this run has a public argument that cannot be pickled: nobody can tell whether it is the same "
@@ -457,6 +466,10 @@ class PreparedKernel(DPKernel):
                 raise ValueError(_OTHER_PUBLIC)
             self._chain = self._make_chain(prepared, cut, separated, public)
         self._public = public.leaves
+
+    def _find_cut(self, separated: SeparableModel, public: PublicArguments) -> Any:
+        """The coordinates in which the parameters meet the data, with their names."""
+        return _cut_of_units(separated, public.args, public.kwargs)
 
     def _prior_draws(self, separated: SeparableModel, args: tuple, kwargs: dict) -> np.ndarray:
         """Flat unconstrained draws of the prior, shape (k, d)."""
@@ -503,12 +516,12 @@ class PreparedKernel(DPKernel):
         return draw(rng_key) if is_prng_key(rng_key) else jax.vmap(draw)(rng_key)
 
     def get_diagnostics_str(self, state: DPState) -> str:
-        if self._result is None or self._result.mode != "surrogate":
+        if self._result is None or not self._result.draws_are_free:
             return super().get_diagnostics_str(state)
         # Nothing is spent any more, and the step size is that of NUTS.
         nuts = state.carry
         return (
-            f"eps {self.ledger.plan.eps:.3g} spent, NUTS on the surrogate, acc. prob={nuts.mean_accept_prob:.2f}, "
+            f"eps {self.ledger.plan.eps:.3g} spent, NUTS on what was released, acc. prob={nuts.mean_accept_prob:.2f}, "
             f"step size {nuts.adapt_state.step_size:.2e}"
         )
 
@@ -536,6 +549,10 @@ class _Search(NamedTuple):
     target: PrivateTarget
     row_log_density: Callable[[jax.Array, tuple], jax.Array]
     steps: tuple[str, ...]
+
+    @property
+    def cut(self) -> Cut:
+        return self.survey.cut
 
 
 def _now() -> AbstractContextManager:
@@ -587,8 +604,8 @@ def _has_kinks(separated: SeparableModel, args: tuple, kwargs: dict, z_draws: np
 class _NotYet(Algorithm):
     """In the place of the chain that the preparation will choose, or for which it will find coordinates (`own`)."""
 
-    def __init__(self, own: Algorithm | None):
-        self._own = own
+    def __init__(self, own: Algorithm | None, walks: bool):
+        self._own, self._walks = own, walks
 
     def releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
         return self._own.releases(num_iterations, num_chains, resumed) if self._own else {}
@@ -596,7 +613,13 @@ class _NotYet(Algorithm):
     def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         raise RuntimeError("the kernel is not prepared: call `init` first, or use it in an MCMC")
 
-    request = init_carry = transition = noise_shapes  # type: ignore[assignment]
+    request = transition = noise_shapes  # type: ignore[assignment]
+
+    def init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
+        """What that chain will carry, for its names and shapes."""
+        if self._own is not None:
+            return self._own.init_carry(rng_key, z)
+        return jnp.zeros((), z.dtype) if self._walks else shape_of_carry(z)
 
 
 def _hardly_any_noise(_: float) -> tuple[Mechanism, ...]:

@@ -102,11 +102,12 @@ def require_init_params(init_params: Any, separated: SeparableModel, chains: tup
         )
 
 
-def require_fields(extra_fields: Any, sites: Collection[str], released: Collection[str]) -> None:
-    """Refuse fields that no state has. What is within `carry` depends on the algorithm, and is not checked.
+def require_fields(extra_fields: Any, sites: Collection[str], released: Collection[str], carry: Any) -> None:
+    """Refuse fields that no state has.
 
     :param sites: unconstrained ones, which the state holds.
     :param released: those that the draws have, from which ``~z.site`` takes one out.
+    :param carry: as the state will hold it; what its leaves are does not matter.
     :raises ValueError: naming the field, and what there is.
     """
     if not isinstance(extra_fields, tuple | list):
@@ -118,15 +119,27 @@ def require_fields(extra_fields: Any, sites: Collection[str], released: Collecti
         elif first not in DPState._fields or not rest:
             known, is_there = [*DPState._fields], first in DPState._fields
         elif first == "carry":
-            continue
+            known, is_there = (
+                [f"carry.{name}" for name in getattr(carry, "_fields", ())] or ["carry"],
+                _has(carry, rest),
+            )
         else:
             within = {"z": sites, "adapt_state": HMCAdaptState._fields}.get(first, ())
             known, is_there = [f"{first}.{name}" for name in within] or [first], rest[0] in within
-        if not is_there or len(rest) > 1:
+        if not is_there or (len(rest) > 1 and first != "carry"):
             raise ValueError(
                 f"extra_fields names {field!r}, which is not there; there is {', '.join(known)}. What NumPyro's "
                 "kernels show beside, as the potential energy, would tell about the rows"
             )
+
+
+def _has(structure: Any, path: list[str]) -> bool:
+    """Whether named tuples within one another have the fields of a path."""
+    for name in path:
+        if name not in getattr(structure, "_fields", ()):
+            return False
+        structure = getattr(structure, name)
+    return True
 
 
 def flat_mass_matrix(settings: Settings, separated: SeparableModel, dtype: Any) -> jax.Array | None:

@@ -44,7 +44,7 @@ import numpyro.distributions as dist
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.interpreters.partial_eval import dce_jaxpr
-from jax.scipy.special import gammaln
+from jax.scipy.special import gammaln, logsumexp
 from numpyro.handlers import substitute, trace
 from numpyro.infer.util import constrain_fn
 from numpyro.primitives import Messenger
@@ -110,6 +110,10 @@ class BoundFamily:
     :ivar statistic: from one-row slices of ``separated.rows(...)`` to ``T(row) - center``, (m,).
     :ivar natural_parameters: eta(z), (m,).
     :ivar log_partition: ``A(z) - <eta(z), center>``, a scalar.
+    :ivar log_partition_of_eta: the same of natural parameters, of any that the family has, not only those of some z;
+        NaN where it has none, or values are weighted. None for a family of the user's.
+    :ivar is_moved: from one-row slices to 1. if the row does not count as it is: a value is outside of the bounds, or
+        none of the likelihood's.
     """
 
     site: str
@@ -118,6 +122,13 @@ class BoundFamily:
     statistic: Callable[[tuple], jax.Array]
     natural_parameters: Callable[[jax.Array], jax.Array]
     log_partition: Callable[[jax.Array], jax.Array]
+    log_partition_of_eta: Callable[[jax.Array], jax.Array] | None
+    is_moved: Callable[[tuple], jax.Array]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the natural parameters."""
+        return tuple(f"eta[{k}] of {self.site}" for k in range(self.size))
 
     def change(self, z: jax.Array, z_new: jax.Array) -> tuple[jax.Array, jax.Array]:
         """``eta(z_new) - eta(z)`` and the same of the log partition, without the rounding of the terms.
@@ -153,6 +164,7 @@ class _Functions(NamedTuple):
     parameters: Callable[[jax.Array], tuple[jax.Array, jax.Array]]  # z -> eta, A
     unmoved: Callable[[tuple], jax.Array]  # whether the row's values are within `bounds`
     bound: float
+    log_partition_of_eta: Callable[[jax.Array], jax.Array] | None = None
 
 
 Build = Callable[[tuple, dict], _Functions]  # from the public arguments
@@ -197,6 +209,8 @@ def family_of(
         statistic=statistic,
         natural_parameters=lambda z: functions.parameters(z)[0],
         log_partition=lambda z: functions.parameters(z)[1],
+        log_partition_of_eta=functions.log_partition_of_eta,
+        is_moved=lambda row: 1.0 - functions.unmoved(row),
     )
 
 
@@ -238,7 +252,7 @@ class _Terms(NamedTuple):
 
     features: jax.Array  # (k, m)
     natural: jax.Array  # (k, m)
-    log_partition: jax.Array  # (k,)
+    log_partition: Callable[[jax.Array], jax.Array]  # of natural parameters (k, m): (k,)
     center: Any  # (k, m), or what broadcasts against it
     root: Any  # (k, m, m), likewise: features are center + root @ (a vector of norm 1 at most)
     support: tuple[Any, Any] = (-math.inf, math.inf)
@@ -248,17 +262,22 @@ Array = Any  # JAX's, or NumPy's where it comes from `bounds`
 Known = frozenset[str]  # parameters that are public constants: terms of theirs are no statistics
 
 
-def _interval(feature: Array, natural: Array, log_partition: Array, low: Array, high: Array, **support) -> _Terms:
-    """One statistic, between `low` and `high`."""
+def _interval(feature: Array, natural: Array, log_partition: Callable, low: Array, high: Array, **support) -> _Terms:
+    """One statistic, between `low` and `high`; `log_partition` is of (k,) natural parameters."""
     center, root = (low + high) / 2, (high - low) / 2
     column = functools.partial(jnp.reshape, shape=(-1, 1))
-    return _Terms(column(feature), column(natural), log_partition, column(center), column(root)[..., None], **support)
+    of_natural = _of_columns(log_partition)
+    return _Terms(column(feature), column(natural), of_natural, column(center), column(root)[..., None], **support)
 
 
-def _arc(features: Sequence, natural: Sequence, log_partition: Array, curves: Sequence[np.ndarray]) -> _Terms:
+def _of_columns(function: Callable[..., jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    return lambda natural: function(*jnp.unstack(natural, axis=-1))
+
+
+def _arc(features: Sequence, natural: Sequence, log_partition: Callable, curves: Sequence[np.ndarray]) -> _Terms:
     """Two statistics of one value; each of `curves` (points, 2) is where those of a value may lie."""
-    center, root = zip(*map(_ellipse_around, curves), strict=True)
-    return _Terms(jnp.stack(features, -1), jnp.stack(natural, -1), log_partition, np.array(center), np.array(root))
+    center, root = map(np.array, zip(*map(_ellipse_around, curves), strict=True))
+    return _Terms(jnp.stack(features, -1), jnp.stack(natural, -1), _of_columns(log_partition), center, root)
 
 
 def _ellipse_around(curve: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -284,23 +303,32 @@ def _normal(y: Array, loc: Array, scale: Array, known: Known, low: np.ndarray, h
     u, loc, scale = (y - middle) / half, (loc - middle) / half, scale / half  # y^2 itself would lose digits
     precision = 1 / scale**2
     if "scale" in known:
-        return _interval(u, loc * precision, loc**2 * precision / 2, -np.ones_like(low), np.ones_like(low))
+        return _interval(u, loc * precision, lambda eta: eta**2 / precision / 2, -np.ones_like(low), np.ones_like(low))
     if "loc" in known:
         nearest, farthest = jnp.maximum(jnp.abs(loc) - 1, 0), jnp.abs(loc) + 1
-        return _interval((u - loc) ** 2, -precision / 2, jnp.log(scale), nearest**2, farthest**2)
+        return _interval((u - loc) ** 2, -precision / 2, lambda eta: -jnp.log(-2 * eta) / 2, nearest**2, farthest**2)
     curve = np.stack([_GRID, _GRID**2], -1)
-    log_partition = loc**2 * precision / 2 + jnp.log(scale)
-    return _arc([u, u**2], [loc * precision, -precision / 2], log_partition, [curve] * len(low))
+    return _arc(
+        [u, u**2],
+        [loc * precision, -precision / 2],
+        lambda first, second: -(first**2) / (4 * second) - jnp.log(-2 * second) / 2,
+        [curve] * len(low),
+    )
 
 
 def _gamma(y: Array, concentration: Array, rate: Array, known: Known, low: np.ndarray, high: np.ndarray) -> _Terms:
     x, rate, lowest = y / high, rate * high, low / high
-    log_partition = gammaln(concentration) - concentration * jnp.log(rate)
+
+    def log_partition(concentration: jax.Array, minus_rate: jax.Array) -> jax.Array:
+        return gammaln(concentration) - concentration * jnp.log(-minus_rate)
+
     if "concentration" in known:
-        return _interval(x, -rate, log_partition, lowest, np.ones_like(low), support=(0, math.inf))
+        of_rate = functools.partial(log_partition, concentration)
+        return _interval(x, -rate, of_rate, lowest, np.ones_like(low), support=(0, math.inf))
     if "rate" in known:
+        of_concentration = functools.partial(log_partition, minus_rate=-rate)
         return _interval(
-            jnp.log(x), concentration, log_partition, np.log(lowest), np.zeros_like(low), support=(0, math.inf)
+            jnp.log(x), concentration, of_concentration, np.log(lowest), np.zeros_like(low), support=(0, math.inf)
         )
     points = (lowest[:, None] + 1) / 2 + (1 - lowest[:, None]) / 2 * _GRID
     terms = _arc([jnp.log(x), x], [concentration, -rate], log_partition, [*np.stack([np.log(points), points], -1)])
@@ -308,11 +336,14 @@ def _gamma(y: Array, concentration: Array, rate: Array, known: Known, low: np.nd
 
 
 def _exponential(y: Array, rate: Array, known: Known, low: np.ndarray, high: np.ndarray) -> _Terms:
-    return _interval(y / high, -rate * high, -jnp.log(rate), low / high, np.ones_like(low), support=(0, math.inf))
+    def log_partition(minus_rate: jax.Array) -> jax.Array:
+        return -jnp.log(-minus_rate)
+
+    return _interval(y / high, -rate * high, log_partition, low / high, np.ones_like(low), support=(0, math.inf))
 
 
 def _poisson(y: Array, rate: Array, known: Known, low: np.ndarray, high: np.ndarray) -> _Terms:
-    return _interval(y, jnp.log(rate), rate, low, high, support=(0, math.inf))
+    return _interval(y, jnp.log(rate), jnp.exp, low, high, support=(0, math.inf))
 
 
 def _binomial(
@@ -320,22 +351,20 @@ def _binomial(
 ) -> _Terms:
     total = jnp.ones_like(y) if total_count is None else total_count
     if logits is None:
-        logits, log_partition = jnp.log(probs) - jnp.log1p(-probs), -total * jnp.log1p(-probs)
-    else:
-        log_partition = total * jax.nn.softplus(logits)
-    return _interval(y, logits, log_partition, jnp.zeros_like(y), total, support=(0, total))
+        logits = jnp.log(probs) - jnp.log1p(-probs)
+    return _interval(y, logits, lambda eta: total * jax.nn.softplus(eta), jnp.zeros_like(y), total, support=(0, total))
 
 
 def _categorical(y: Array, known: Known, probs: Array = None, logits: Array = None) -> _Terms:
-    log_probs = jax.nn.log_softmax(logits) if probs is None else jnp.log(probs / jnp.sum(probs, -1, keepdims=True))
+    logits = jnp.log(probs) if logits is None else logits
     # The indicators add up to 1: noise along that direction says nothing, and natural parameters that add up to 0
     # ignore it.
-    mean = jnp.mean(log_probs, -1)
-    categories = log_probs.shape[-1]
+    natural = logits - jnp.mean(logits, -1, keepdims=True)
+    categories = natural.shape[-1]
     features = (y[:, None] == jnp.arange(categories)).astype(y.dtype)
     root = math.sqrt(1 - 1 / categories) * np.eye(categories)
     center = np.full(categories, 1 / categories)
-    return _Terms(features, log_probs - mean[:, None], -mean, center, root, (0, categories - 1))
+    return _Terms(features, natural, functools.partial(logsumexp, axis=-1), center, root, (0, categories - 1))
 
 
 class _Likelihood(NamedTuple):
@@ -382,20 +411,36 @@ def _ready_family(separated: SeparableModel, args: tuple, kwargs: dict, bounds: 
 
         @functools.partial(jax.jit, inline=True)  # NumPyro validates concrete values only
         def of_row(z: jax.Array, row: tuple) -> tuple[jax.Array, jax.Array]:
-            return _read(outcome, separated, *separated.with_private(args, kwargs, row), z)[:2]
+            return _statistic(_read(outcome, separated, *separated.with_private(args, kwargs, row), z))
+
+        def parameters(args: tuple, kwargs: dict, z: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return _parameters(_read(outcome, separated, args, kwargs, z))
+
+        def log_partition_of_eta(args: tuple, kwargs: dict, eta: jax.Array) -> jax.Array:
+            return _log_partition_of_eta(_read(outcome, separated, args, kwargs, origin), eta)
 
         return _Functions(
             statistic=lambda row: of_row(origin, row)[0],
             unmoved=lambda row: of_row(origin, row)[1],
-            parameters=traced(lambda args, kwargs, z: _read(outcome, separated, args, kwargs, z)[2:], args, kwargs),
+            parameters=traced(parameters, args, kwargs),
             bound=math.sqrt(math.prod(outcome.shape)),  # each value's part has norm 1
+            log_partition_of_eta=traced(log_partition_of_eta, args, kwargs),
         )
 
     return build
 
 
-def _read(outcome: _Outcome, separated: SeparableModel, args: tuple, kwargs: dict, z: jax.Array) -> tuple:
-    """Of one row: its statistic, whether its values are within bounds, eta, A. A compiler drops what is not used."""
+class _Values(NamedTuple):
+    """The values of one row, and the family of each."""
+
+    terms: _Terms
+    weight: jax.Array  # (k,), what the log density is multiplied by
+    allowed: jax.Array  # (k,), whether the likelihood gives the value a density
+    kept: jax.Array  # (k,), whether it is, and within bounds
+
+
+def _read(outcome: _Outcome, separated: SeparableModel, args: tuple, kwargs: dict, z: jax.Array) -> _Values:
+    """Of one row. A compiler drops what is not used."""
     site, (shape, limits) = _site(separated, args, kwargs, z, outcome.name), (outcome.shape, outcome.limits)
     base, likelihood = _base(site["fn"]), outcome.likelihood
     values = jnp.broadcast_to(_float(site["value"]), shape).ravel()
@@ -406,18 +451,38 @@ def _read(outcome: _Outcome, separated: SeparableModel, args: tuple, kwargs: dic
         of_one = x.shape[len(base.batch_shape) :]  # the categories' axis
         params[name] = jnp.broadcast_to(x, shape + of_one).reshape(values.size, *of_one)
     terms = likelihood.terms(moved, known=outcome.known, **params, **limits)
-
-    root = terms.root
-    inverse = 1 / root if root.shape[-1] == 1 else np.linalg.inv(root)
-    unit = jnp.sum(inverse * (terms.features - terms.center)[:, None, :], -1)
-    weight = jnp.broadcast_to(_weight(site), shape).reshape(-1, 1)
-    eta = weight * jnp.sum(root * terms.natural[:, :, None], -2)
-    log_partition = weight[:, 0] * (terms.log_partition - jnp.sum(terms.natural * terms.center, -1))
     allowed = jnp.isfinite(values) & (values >= terms.support[0]) & (values <= terms.support[1])
     if likelihood.whole:
         allowed &= values == jnp.round(values)
-    statistic = jnp.where(jnp.all(allowed), unit.ravel(), jnp.nan)
-    return statistic, jnp.all(allowed & (values == moved)), eta.ravel(), jnp.sum(log_partition)
+    weight = jnp.broadcast_to(_weight(site), shape).ravel()
+    return _Values(terms, weight, allowed, allowed & (values == moved))
+
+
+def _statistic(of_row: _Values) -> tuple[jax.Array, jax.Array]:
+    """The values' features, each in the unit ball, side by side; and whether nothing was moved."""
+    terms, root = of_row.terms, of_row.terms.root
+    inverse = 1 / root if root.shape[-1] == 1 else np.linalg.inv(root)
+    unit = jnp.sum(inverse * (terms.features - terms.center)[:, None, :], -1)
+    return jnp.where(jnp.all(of_row.allowed), unit.ravel(), jnp.nan), jnp.all(of_row.kept)
+
+
+def _parameters(of_row: _Values) -> tuple[jax.Array, jax.Array]:
+    """eta and A."""
+    terms, weight = of_row.terms, of_row.weight[:, None]
+    eta = weight * jnp.sum(terms.root * terms.natural[:, :, None], -2)
+    return eta.ravel(), _log_partition(terms, of_row.weight, terms.natural)
+
+
+def _log_partition(terms: _Terms, weight: jax.Array | float, natural: jax.Array) -> jax.Array:
+    return jnp.sum(weight * (terms.log_partition(natural) - jnp.sum(natural * terms.center, -1)))
+
+
+def _log_partition_of_eta(of_row: _Values, eta: jax.Array) -> jax.Array:
+    """A, of any eta: natural parameters that no parameters of the model may have. NaN if the weights are not 1."""
+    terms = of_row.terms
+    inverse = 1 / terms.root if terms.root.shape[-1] == 1 else np.linalg.inv(terms.root)
+    natural = jnp.sum(inverse * eta.reshape(terms.natural.shape)[:, :, None], -2)
+    return jnp.where(jnp.all(of_row.weight == 1), _log_partition(terms, 1.0, natural), jnp.nan)
 
 
 def _site(separated: SeparableModel, args: tuple, kwargs: dict, z: jax.Array, name: str) -> dict:

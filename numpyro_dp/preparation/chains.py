@@ -1,15 +1,17 @@
 """The chains that may follow a private preparation.
 
-===========  ==============================================  =============================================  ==========
+============ ==============================================  =============================================  ==========
 mode         chain                                           target                                         draws cost
-===========  ==============================================  =============================================  ==========
+============ ==============================================  =============================================  ==========
 "surrogate"  NumPyro's NUTS on the released surrogate        ``prior(z) * S(phi(z))``, S noise-aware: what  nothing
                                                              the release says about z
+"statistics" NumPyro's NUTS on what released sufficient      ``prior(z) * p(S' | z)``                       nothing
+             statistics say (DPExponentialFamily)
 "walk"       random walk in whitened coordinates, penalty    the posterior                                  each one
              test on the noisy log ratio
 "own"        the kernel's own (DPBarker and those without a  the posterior, as far as the kernel has it     each one
              test), in whitened coordinates
-===========  ==============================================  =============================================  ==========
+============ ==============================================  =============================================  ==========
 
 Where no row's ratio is clipped, the test of a walk leaves its target invariant exactly. The target of "surrogate"
 differs from the posterior by the one-off noise, and by design: see `numpyro_dp.preparation.surrogate`.
@@ -23,12 +25,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 from jax.scipy.linalg import solve_triangular
-from numpyro.infer.hmc import hmc
+from numpyro.infer.hmc import HMCState, hmc
+from numpyro.infer.hmc_util import HMCAdaptState
 
 from numpyro_dp.chain.acceptance import accept_with_penalty
 from numpyro_dp.chain.algorithm import Algorithm, Step, Transition
 from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.preparation.derivatives import Bounds, Frame
+from numpyro_dp.preparation.statistics import Statistics
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.verdict import Check, Mirror
 
@@ -36,9 +40,9 @@ from numpyro_dp.preparation.verdict import Check, Mirror
 class Prepared(NamedTuple):
     """What a preparation has found. Released as a whole.
 
-    :ivar mode: "surrogate", "walk" or "own"; see `numpyro_dp.preparation.chains`.
+    :ivar mode: "surrogate", "walk", "statistics" or "own"; see `numpyro_dp.preparation.chains`.
     :ivar coordinates: names of the coordinates in which the parameters meet the data.
-    :ivar frame: in which the posterior is about N(0, I).
+    :ivar frame: in which the posterior is about N(0, I); None in mode "statistics".
     :ivar rounds: of the search.
     :ivar surrogate: the released likelihood; None in other modes than "surrogate", as `check` and `bounds`.
     :ivar check: what the rows said about it; None, too, for one that was made by hand.
@@ -54,11 +58,13 @@ class Prepared(NamedTuple):
         there is no surrogate.
     :ivar has_arrived: whether the search ended with a step of no significance; of a surrogate `check` says it.
     :ivar steps: coordinates along which a row's log density jumps, on synthetic rows.
+    :ivar statistics: what was released in mode "statistics".
+    :ivar has_humps: whether that likelihood and the prior have another mode, far from `start`, that is about as high.
     """
 
     mode: str
     coordinates: tuple[str, ...]
-    frame: Frame
+    frame: Frame | None
     rounds: int
     surrogate: Surrogate | None
     check: Check | None
@@ -71,6 +77,13 @@ class Prepared(NamedTuple):
     mirror: Mirror | None = None
     has_arrived: bool = True
     steps: tuple[str, ...] = ()
+    statistics: Statistics | None = None
+    has_humps: bool = False
+
+    @property
+    def draws_are_free(self) -> bool:
+        """Whether all that the chain needs of the table has been released."""
+        return self.mode in ("surrogate", "statistics")
 
 
 def _whitened(coordinates: Callable, frame: Frame, z: jax.Array) -> jax.Array:
@@ -81,17 +94,12 @@ def _whitened(coordinates: Callable, frame: Frame, z: jax.Array) -> jax.Array:
 class Chain(Algorithm):
     """A chain that a preparation has chosen.
 
-    :param cut: the coordinates in which the parameters meet the data.
+    :param log_prior: of flat unconstrained z.
     """
 
-    def __init__(self, prepared: Prepared, cut: Cut, log_prior: Callable, noise_aware: bool, power: float):
-        self.prepared, self._cut, self._log_prior = prepared, cut, log_prior
-        self._noise_aware, self._power = noise_aware, power
+    def __init__(self, prepared: Prepared, log_prior: Callable[[jax.Array], jax.Array]):
+        self.prepared, self._log_prior = prepared, log_prior
         self.num_warmup = 0
-
-    def _u(self, z: jax.Array) -> jax.Array:
-        """Whitened coordinates of the flat unconstrained `z`."""
-        return _whitened(self._cut.coordinates, self.prepared.frame, z)
 
     def releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
         return dict.fromkeys(self.noise_shapes(0), num_iterations * num_chains)
@@ -109,29 +117,32 @@ LEAST_WARMUP = 300
 """Iterations in which NUTS adapts, whatever the chain's warmup is."""
 
 
-class SurrogateChain(Chain):
-    """NumPyro's NUTS on ``prior(z) * S(phi(z))``. No row is asked; any number of draws. The carry is its `HMCState`.
+class NutsChain(Chain):
+    """NumPyro's NUTS on the prior and a released likelihood. No row is asked; any number of draws.
 
-    An iteration is several of NUTS's own, and where the chain's warmup is short, NUTS warms up before it.
+    The carry is its `HMCState`. An iteration is several of NUTS's own, and where the chain's warmup is short, NUTS
+    warms up before it.
+
+    :param log_likelihood: as released, up to a constant, of flat unconstrained z. It knows nothing of the table.
     """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        log_prior: Callable[[jax.Array], jax.Array],
+        log_likelihood: Callable[[jax.Array], jax.Array],
+    ):
+        super().__init__(prepared, log_prior)
+        self.log_likelihood = log_likelihood
 
     def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {}
 
-    @property
-    def log_likelihood(self) -> Callable[[jax.Array], jax.Array]:
-        """As released, up to a constant, of the flat unconstrained parameters. It knows nothing of the table."""
-        surrogate, coordinates, frame = self.prepared.surrogate, self._cut.coordinates, self.prepared.frame
-        assert surrogate is not None
-        density = surrogate.noise_aware if self._noise_aware else surrogate.plug_in
-        return lambda z: density(_whitened(coordinates, frame, z))
-
     def _start(self, rng_key: jax.Array, z: jax.Array) -> tuple[Any, Callable]:
         """NUTS's first state at `z`, and its step."""
-        log_likelihood = self.log_likelihood
 
         def potential(z: jax.Array) -> jax.Array:
-            return -self._log_prior(z) - log_likelihood(z)
+            return -self._log_prior(z) - self.log_likelihood(z)
 
         init, sample = hmc(potential_fn=potential, algo="NUTS")
         state = init(
@@ -184,13 +195,40 @@ class SurrogateChain(Chain):
         )
 
 
+def shape_of_carry(z: jax.Array) -> HMCState:
+    """What a `NutsChain` carries, as far as names go."""
+    adapt_state = HMCAdaptState(*[z] * len(HMCAdaptState._fields))
+    return _without_keys(HMCState(**dict.fromkeys(HMCState._fields, z) | {"adapt_state": adapt_state}))
+
+
 def _without_keys(state: Any) -> Any:
     """NUTS's state as it is carried: keys come from the chain's own, and a copy of a state must not repeat one."""
     return state._replace(rng_key=None, adapt_state=state.adapt_state._replace(rng_key=None))
 
 
+def surrogate_chain(prepared: Prepared, cut: Cut, log_prior: Callable, noise_aware: bool) -> NutsChain:
+    """Mode "surrogate"; `cut` has the coordinates in which the parameters meet the data."""
+    surrogate, coordinates, frame = prepared.surrogate, cut.coordinates, prepared.frame
+    assert surrogate is not None
+    assert frame is not None
+    density = surrogate.noise_aware if noise_aware else surrogate.plug_in
+    return NutsChain(prepared, log_prior, lambda z: density(_whitened(coordinates, frame, z)))
+
+
 class WalkChain(Chain):
-    """A random walk in whitened coordinates with the penalty test on the noisy log ratio."""
+    """A random walk in whitened coordinates with the penalty test on the noisy log ratio.
+
+    :param cut: the coordinates in which the parameters meet the data.
+    """
+
+    def __init__(self, prepared: Prepared, cut: Cut, log_prior: Callable[[jax.Array], jax.Array]):
+        super().__init__(prepared, log_prior)
+        self._cut = cut
+
+    def _u(self, z: jax.Array) -> jax.Array:
+        """Whitened coordinates of the flat unconstrained `z`."""
+        assert self.prepared.frame is not None
+        return _whitened(self._cut.coordinates, self.prepared.frame, z)
 
     def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"ratio": (1,)}
@@ -245,6 +283,3 @@ class OwnChain(Algorithm):
         moved = self._algorithm.transition(step._replace(z=self._whitened(step.z)))
         # Where a proposal is rejected, the point stays as it is, to the last bit.
         return moved._replace(z=jnp.where(moved.accepted, self.parameters(moved.z), step.z))
-
-
-CHAINS: dict[str, type[Chain]] = {"surrogate": SurrogateChain, "walk": WalkChain}

@@ -240,12 +240,13 @@ def _repeat_preparations(kernel: PreparedKernel, table: tuple, run: _Run, trials
     for _ in range(trials):
         ledger.begin_anew()
         prepared = kernel.search(search)
-        if prepared.mode != "surrogate":
+        if not prepared.draws_are_free:
             raise ValueError(
                 f"the preparation chose mode {prepared.mode!r}, whose chains cost, too: audit the preparation with "
                 "`DPHMC(model, eps=...)`, and the chain by a kernel without preparation"
             )
-        numbers = (prepared.frame, prepared.surrogate, prepared.bounds, prepared.check, prepared.start)
+        asked = (prepared.frame, prepared.surrogate, prepared.bounds, prepared.check, prepared.statistics)
+        numbers = (*asked, prepared.start)
         rows.append(np.concatenate([np.ravel(np.asarray(leaf, float)) for leaf in jax.tree.leaves(numbers)]))
     return np.array(rows), plan
 

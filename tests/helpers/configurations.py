@@ -448,6 +448,7 @@ CONFIGURATIONS = {
         {
             "eps": 3.0,
             "bounds": (-8.0, 8.0),
+            "prepare": False,
             "one_component": True,
             "guided": True,
             "step_size": 0.3,
@@ -458,6 +459,12 @@ CONFIGURATIONS = {
             "private_args": ["y"],
         },
         LOCATION,
+    ),
+    "statistics_once": Configuration(
+        DPExponentialFamily, {"eps": 3.0, "bounds": (-8.0, 8.0), "power": 0.5} | SEED, LOCATION, mcmc=TWO
+    ),
+    "statistics_once_added": Configuration(
+        DPExponentialFamily, {"eps": 3.0, "bounds": (-8.0, 8.0)} | ADDED, LOCATION, mcmc=TWO
     ),
     "statistics_of_ones_own": Configuration(
         DPExponentialFamily,

@@ -48,7 +48,7 @@ def normal(y=None):
 
 
 def make(model=normal, **options):
-    return DPExponentialFamily(model, **{"bounds": BOUNDS, "step_size": 0.1} | options)
+    return DPExponentialFamily(model, **{"bounds": BOUNDS, "prepare": False, "step_size": 0.1} | options)
 
 
 def run(kernel, *, stock=False, table=Y, fields=("i", "noise_scale"), seed=0, **options):

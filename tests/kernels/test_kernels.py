@@ -554,6 +554,8 @@ def test_stock_mcmc_needs_the_plan():
         ),
         ({"extra_fields": ("adapt_state.stepsize",)}, "there is adapt_state.step_size, "),
         ({"extra_fields": ("~accepted",)}, "names '~accepted', which is not there; there is ~z.b"),
+        ({"extra_fields": ("carry.nothing",)}, "names 'carry.nothing', which is not there; there is carry"),
+        ({"extra_fields": ("carry.z.nothing",)}, "names 'carry.z.nothing', which is not there; there is carry"),
         ({"extra_fields": ("accepted.foo",)}, "names 'accepted.foo', which is not there; there is accepted"),
         ({"extra_fields": "accept_prob"}, "must be a tuple of names"),
         ({"init_params": {"b": jnp.zeros((2, D))}}, "init_params must hold unconstrained values of shapes"),
@@ -600,7 +602,11 @@ def test_a_public_array_of_numpy_has_values_in_chains_that_run_in_parallel(kerne
         with numpyro.plate("rows", y.shape[0]):
             numpyro.sample("y", dist.Bernoulli(logits=mu), obs=y)
 
-    options = {DPHMC: {"prepare": Preparation(force=True)}, DPExponentialFamily: {}, DPPenalty: {"prepare": False}}
+    options = {
+        DPHMC: {"prepare": Preparation(force=True)},
+        DPExponentialFamily: {"prepare": False},
+        DPPenalty: {"prepare": False},
+    }
     made = kernel(model, eps=20.0, num_iterations=12, num_chains=2, noise_seed=1, **options[kernel])
     table, loc = np.arange(400) % 2, np.array([0.5])
     if kernel is DPHMC:

@@ -17,7 +17,7 @@ import numpyro_dp.preparation.chains
 from numpyro_dp.chain.algorithm import Step
 from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.model.coordinates import Cut
-from numpyro_dp.preparation.chains import CHAINS, LEAST_WARMUP, THINNING, Prepared
+from numpyro_dp.preparation.chains import LEAST_WARMUP, THINNING, Prepared, WalkChain, surrogate_chain
 from numpyro_dp.preparation.derivatives import Bounds, Frame
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.privacy.draws import Grant
@@ -101,7 +101,7 @@ def chain_of(mode, noise_aware=True, power=1.0, slope=0.4, step=1.0, surrogate=N
     prepared = Prepared(
         mode, cut.names, frame, 0, surrogate, None, Bounds(1.0, 1.0), slope, np.zeros(2), covariance, step
     )
-    return CHAINS[mode](prepared, cut, prior, noise_aware, power)
+    return WalkChain(prepared, cut, prior) if mode == "walk" else surrogate_chain(prepared, cut, prior, noise_aware)
 
 
 # -- The targets, on a grid --------------------------------------------------------------------------------------------
@@ -332,6 +332,7 @@ def standard_errors_off(numbers, expected, spread):
         pytest.param(False, 0, id="plug-in", marks=pytest.mark.nightly),
     ],
 )
+@pytest.mark.statistical
 def test_nuts_draws_from_a_normal_posterior(noise_aware, num_warmup):
     """Whose mean and covariance are known; from starts far away, also where the chain has no warmup of its own."""
     chain = chain_of("surrogate", noise_aware, surrogate=NORMAL, prior=normal_prior)

@@ -334,7 +334,10 @@ def test_the_preparation_asks_units_too():
     kernel = DPHMC(model, eps=5.0, unit="person", num_iterations=1, prepare=Preparation(mode="surrogate", force=True))
     kernel.prepare(*ARGS, **KWARGS)
     assert kernel.prepared.frame.center.shape == (D,)
-    survey = Survey(kernel.target(kernel.separate(ARGS, KWARGS), ARGS, KWARGS), kernel._chain._cut)
+    survey = Survey(
+        kernel.target(kernel.separate(ARGS, KWARGS), ARGS, KWARGS),
+        kernel._find_cut(kernel.separate(ARGS, KWARGS), kernel.separate(ARGS, KWARGS).public(ARGS, KWARGS)),
+    )
     density = survey.cut.row_log_density
     rows = kernel.separate(ARGS, KWARGS).rows(ARGS, KWARGS)
     assert rows[0].shape == (20, 5, D)

@@ -128,7 +128,9 @@ def test_runs_of_every_kernel_stay_below_their_claim(name):
 @pytest.mark.nightly
 def test_a_run_on_sufficient_statistics_stays_below_its_claim():
     def make():
-        return DPExponentialFamily(model, eps=2.0, delta=DELTA, step_size=0.5, bounds=(-1.0, 1.0), guided=True)
+        return DPExponentialFamily(
+            model, eps=2.0, delta=DELTA, prepare=False, step_size=0.5, bounds=(-1.0, 1.0), guided=True
+        )
 
     found = run(make, np.array([1.0, 0.0], np.float32), np.array([-1.0, 0.0], np.float32))
     print(found)
