@@ -169,6 +169,11 @@ KINDS_OF_BATCH: dict[str, tuple[str, str, Callable[[float], Mechanism]]] = {
     "the same, RDP": (ADD_REMOVE, "rdp", lambda noise: PoissonGaussian(noise, RATE)),
     "Poisson, replace-one": (REPLACE, "pld", lambda noise: PoissonGaussian(noise / 2, RATE)),
     "fixed batches (as run), replace-one": (REPLACE, "pld", lambda noise: FixedBatchGaussian(noise / 2, 10, 1000)),
+    "the same, as if one row moved a sum by L, moments": (
+        REPLACE,
+        "moments",
+        lambda noise: FixedBatchGaussian(noise, 10, 1000),
+    ),
 }
 """Relation, accountant, and the release at a noise sd in units of the clip bound."""
 

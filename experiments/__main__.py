@@ -50,6 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--eps", type=float, nargs="+", help="instead of that size's, where an experiment has budgets")
     parser.add_argument("--repeats", type=int, help="instead of that size's, where an experiment has repetitions")
     parser.add_argument("--problems", nargs="+", metavar="NAME", help="likewise, where an experiment has several")
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help="of the samplers that are compared, these only")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder for records and pictures")
     options = parser.parse_args(arguments)
     names = list(EXPERIMENTS) if options.names == ["all"] else options.names
@@ -61,7 +62,8 @@ def main(arguments: list[str] | None = None) -> None:
             jobs, all_jobs = (len(experiment.jobs(Size(full))) for full in (False, True))
             print(f"{experiment.name:<22}{experiment.shows} ({jobs} runs; --full: {all_jobs})")
         return
-    size = Size(options.full, tuple(options.eps or ()) or None, options.repeats, tuple(options.problems or ()) or None)
+    eps, problems, methods = (tuple(given or ()) or None for given in (options.eps, options.problems, options.methods))
+    size = Size(options.full, eps, options.repeats, problems, methods)
     for name in names:
         show(EXPERIMENTS[name], size, options.output)
 

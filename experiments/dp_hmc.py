@@ -12,6 +12,7 @@ import numpy as np
 from experiments import runs
 from experiments.models import PROBLEMS, Problem, flat
 from experiments.runs import HMC, SGLD, Default, Experiment, Job, Penalty, Record, Sampler, Size, markdown, summary
+from numpyro_dp import DPPenalty
 
 OURS = "ours, defaults"
 
@@ -30,6 +31,7 @@ SETTINGS: dict[str, dict[str, Sampler]] = {
     },
 }
 """Of the paper's parameter files. SGLD and SGNHT keep one of several draws, to save memory."""
+SETTINGS["curved-banana"] = {name: SETTINGS["banana"][name] for name in ("DP-HMC", "DP-penalty")}
 
 BUDGETS = (2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 15.0)
 
@@ -65,6 +67,16 @@ def _figure_1(size: Size) -> list[Job]:
 
 def _without_sgld(problem: Problem) -> dict[str, Sampler | Default]:
     return {name: sampler for name, sampler in samplers(problem).items() if not isinstance(sampler, SGLD)}
+
+
+def _curved(size: Size) -> list[Job]:
+    budgets, repeats = size.of(((4.0,), 1), ((1.0, 4.0, 15.0), 10))
+    return runs.compare(
+        [PROBLEMS["curved-banana"]],
+        lambda problem: samplers(problem) | {"ours, DPPenalty": Default(kind=DPPenalty)},
+        budgets,
+        repeats,
+    )
 
 
 def _figure_2(size: Size) -> list[Job]:
@@ -181,6 +193,13 @@ EXPERIMENTS = [
         "dp-hmc-figure-1",
         "MMD, mean error and R-hat by eps: DP-HMC, DP-penalty, DP-SGLD, DP-SGNHT and our defaults",
         _figure_1,
+        runs.comparison,
+        runs.draw_comparison,
+    ),
+    Experiment(
+        "curved-banana",
+        "a banana whose curvature differs by row: the paper's samplers as for its banana, and our defaults",
+        _curved,
         runs.comparison,
         runs.draw_comparison,
     ),

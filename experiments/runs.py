@@ -64,7 +64,7 @@ class Sampler(ABC):
 
 @dataclass(frozen=True)
 class Penalty(Sampler):
-    """DP-penalty (Yıldırım and Ermiş 2019), as set in the DP-HMC paper and in Räisä's thesis.
+    """DP-penalty (Yıldırım 2017), as set in the DP-HMC paper and in Räisä's thesis.
 
     :ivar tau: of their parameter files: noise sd over sensitivity, divided by ``sqrt(n)``.
     :ivar step: sd of proposals, for all components or for each.
@@ -460,12 +460,14 @@ class Size(NamedTuple):
 
     :ivar full: the paper's sizes; otherwise what shows the same in a minute or so.
     :ivar eps, repeats, problems: instead of those of that size, where an experiment has them.
+    :ivar methods: leave out the others.
     """
 
     full: bool = False
     eps: tuple[float, ...] | None = None
     repeats: int | None = None
     problems: tuple[str, ...] | None = None
+    methods: tuple[str, ...] | None = None
 
     def of(self, short: tuple[tuple[float, ...], int], full: tuple[tuple[float, ...], int]) -> tuple[Any, int]:
         """Budgets and repetitions, from those of the short and of the full size."""
@@ -512,7 +514,7 @@ def perform(experiment: Experiment, size: Size = SHORT, output: Path = OUTPUT, p
     output.mkdir(parents=True, exist_ok=True)
     path = output / f"{experiment.name}.jsonl"
     done = {_key(record["key"]): record for record in read(path)}
-    jobs = experiment.jobs(size)
+    jobs = [job for job in experiment.jobs(size) if size.methods is None or job.key.get("method") in size.methods]
     left = [job for job in jobs if _key(job.key) not in done]
     with path.open("a") as lines:
         if path.stat().st_size and not path.read_text().endswith("\n"):

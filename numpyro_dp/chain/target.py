@@ -135,11 +135,11 @@ class PrivateTarget:
 
         :param counted: whether the number of rows is private, and the constant `bound` a further statistic.
         """
-        self._statistics = self.vault.keep(_statistics_of(family, counted))
+        self._statistics = self.vault.keep(_statistics_of(family, counted, 1 + 1e-4))
 
     def release_statistics(self, draw: Draw, family: BoundFamily, counted: bool) -> Released:
         """The sum of the sufficient statistics over all rows, with noise; not tempered."""
-        return self.vault.ask(draw, _statistics_of(family, counted))
+        return self.vault.ask(draw, _statistics_of(family, counted, 1 + 1.5e-3))
 
     def statistics(self, draw: Draw) -> Released:
         """The sum of the sufficient statistics over all rows, with noise; not tempered."""
@@ -228,14 +228,16 @@ class PrivateTarget:
         return lambda row: self._row_log_density(z_new, row) - self._row_log_density(z, row)
 
 
-def _statistics_of(family: BoundFamily, counted: bool) -> RowSum:
+def _statistics_of(family: BoundFamily, counted: bool, room: float) -> RowSum:
+    """
+    :param room: the clip rounds down, in sums by blocks by up to a thousandth, and a row may lie on the bound.
+    """
+
     def statistic(row: tuple) -> jax.Array:
         values = family.statistic(row)
         return jnp.append(values, jnp.asarray(family.bound, values.dtype)) if counted else values
 
-    # A little room: the clip rounds down, in sums by blocks by up to a thousandth, and a row may lie on the bound.
-    bound = family.bound * (1 + 1.5e-3) * (math.sqrt(2) if counted else 1)
-    return RowSum(statistic, bound, family.size)
+    return RowSum(statistic, family.bound * room * (math.sqrt(2) if counted else 1), family.size)
 
 
 def _is_finite(bound: jax.Array | float) -> bool:

@@ -1,4 +1,4 @@
-"""Posteriors from noisy sufficient statistics, for exponential families (Yıldırım and Ermiş 2019, section 3.3).
+"""Posteriors from noisy sufficient statistics, for exponential families (Yıldırım 2017, section 3.3).
 
 Where the rows' log density is ``<eta(z), T(row)> - A(z) + h(row)``, all that they say about the parameters is ``S =
 sum_i T(row_i)``. By default S is released once, with noise, and NUTS draws from the exact prior times what the released

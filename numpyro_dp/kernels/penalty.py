@@ -1,4 +1,4 @@
-"""DP-penalty: a random walk whose acceptance test corrects for the privacy noise (Yıldırım and Ermiş 2019).
+"""DP-penalty: a random walk whose acceptance test corrects for the privacy noise (Yıldırım 2017).
 
 One iteration from ``z``, with ``B = clip_ratio * |z' - z|``:
 
@@ -8,7 +8,8 @@ One iteration from ``z``, with ``B = clip_ratio * |z' - z|``:
     3. accept if ``log u < R + log p(z') - log p(z) - sigma^2 / 2``.
 
 The penalty ``sigma^2 / 2`` (Ceperley and Dewing 1999) makes the test exact under Gaussian noise: where no ratio is
-clipped, the chain leaves the exact posterior invariant. Clipped ratios flatten it.
+clipped, the chain leaves the exact posterior invariant. Clipped ratios flatten it. Walks of one component at a time and
+guided ones are of the later paper (Yıldırım and Ermiş 2019).
 
 With `batch_size`, step 2 looks at a batch ``S`` of the rows. The estimate ``sum_S r_i / q`` of the log ratio then has a
 sampling variance of its own, of which half is subtracted, too, as estimated on the same batch:

@@ -499,6 +499,7 @@ def test_nodes_do_not_go_by_a_private_number_of_units(is_public, monkeypatch):
     assert asked == [PERSONS if is_public else None] * 2
 
 
+@pytest.mark.statistical
 def test_a_run_and_what_it_says():
     args = MIXED["random_intercept"].args
     kernel = DPPenalty(random_intercept, eps=5.0, unit="person", prepare=False)

@@ -249,6 +249,7 @@ def line(x, y=None):
         numpyro.sample("y", dist.Normal(a + b * x, 15.0), obs=y)
 
 
+@pytest.mark.statistical
 def test_without_privacy_the_default_is_the_exact_posterior():
     """Everybody's first check, on raw scales."""
     rng = np.random.default_rng(1)

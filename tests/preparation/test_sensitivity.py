@@ -198,6 +198,7 @@ LARGE = (30.0, -20.0, 10.0, 1e30)
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.statistical
 def test_the_sensitivity_is_reached(relation, recorded):
     """A row at the bound against one at the opposite bound, or none: noise for less would not do."""
     survey, bounds = shared_survey(relation), np.array([1e-3, 1e-3])

@@ -258,11 +258,12 @@ def test_without_privacy_it_is_the_exact_posterior():
     ("bad", "what"),
     [
         (-9.0, "moved to the bounds"),
-        pytest.param(np.nan, "missing", marks=pytest.mark.statistical),
-        pytest.param(math.inf, "impossible", marks=pytest.mark.statistical),
+        (np.nan, "missing"),
+        (math.inf, "impossible"),
     ],
     ids=str,
 )
+@pytest.mark.statistical
 def test_rows_that_do_not_count_as_they_are(bad, what):
     """A quarter of the rows, which the count that is paid for shows."""
     y = np.clip(np.random.default_rng(0).normal(1, 1, 2000), -4.9, 6.9)

@@ -299,6 +299,7 @@ def expected_chains(num_owners):
 
 
 @pytest.mark.parametrize(("num_owners", "num_devices"), [pytest.param(2, 1, marks=pytest.mark.nightly), (3, 2)])
+@pytest.mark.statistical
 def test_processes_agree(tmp_path, num_owners, num_devices):
     statuses, outcomes, logs = run_processes(tmp_path, "agree", num_owners, num_devices=num_devices)
     assert statuses == [0] * num_owners, logs
@@ -320,6 +321,7 @@ def test_processes_that_differ_are_refused(tmp_path):
         assert "owners differ in 'settings': owners 0, 2 versus owner 1" in outcome["error"]
 
 
+@pytest.mark.statistical
 def test_dead_process_ends_the_others_in_time(tmp_path):
     statuses, outcomes, logs = run_processes(tmp_path, "last dies", 3, timeout=5.0)
     assert statuses == [0, 0, -9], logs

@@ -214,6 +214,7 @@ def test_batches_are_not_added_up_by_blocks(batch_size, monkeypatch):
 
 
 @pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
+@pytest.mark.statistical
 def test_other_private_units_are_other_units_for_a_budget(relation, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with pytest.warns(UserWarning, match="a new privacy budget"):
@@ -491,6 +492,7 @@ def test_a_number_of_units_that_is_private_is_not_told(are_counted):
     assert re.findall(r"\d+", str(error.value)) == (numbers if are_counted else [])
 
 
+@pytest.mark.statistical
 def test_other_units_are_another_query_for_a_noise_seed():
     def planned(unit, person=PERSON):
         kernel = DPPenalty(model, eps=1.0, prepare=False, step_size=0.1, unit=unit, noise_seed=1, num_iterations=1)

@@ -148,6 +148,7 @@ def test_threads_stop_where_one_fails():
     assert len(ran) < 10
 
 
+@pytest.mark.statistical
 def test_an_engine_is_whatever_runs_a_task(whole):
     """As docs/cluster.md says."""
 

@@ -278,6 +278,7 @@ def test_files_and_pieces_do_not_matter(tmp_path, whole):
     np.testing.assert_array_equal(draws(in_pieces(frame(), (1, 64, 2999))), whole)
 
 
+@pytest.mark.statistical
 def test_nothing_depends_on_rows_but_sums(monkeypatch, capsys, recwarn):
     """With sums that are constants, all that a run says and hands out is the same for any table of as many rows."""
 
@@ -302,6 +303,7 @@ def test_nothing_depends_on_rows_but_sums(monkeypatch, capsys, recwarn):
     assert len(found[0][2]) > 5
 
 
+@pytest.mark.statistical
 def test_other_rows_give_other_numbers(whole):
     changed = frame().to_pandas()
     changed.loc[5, "y"] = 1e30

@@ -156,6 +156,7 @@ def test_predictions_for_the_rows_are_refused(mcmc):
         to_arviz(mcmc, posterior_predictive={"y": np.zeros((3, 7))})
 
 
+@pytest.mark.statistical
 def test_the_released_likelihood_reweights_draws(prepared_mcmc):
     """All parameters are real: log prior and released log likelihood add up to what NUTS went by."""
     idata = to_arviz(prepared_mcmc, log_densities=True)

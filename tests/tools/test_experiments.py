@@ -29,6 +29,7 @@ SMALL = {
     "banana": Problem("banana", bent, models.draw_banana),
     "banana, tempered": Problem("banana", bent, models.draw_banana, n0=50),
     "gauss": Problem("gauss", partial(models.make_gaussian, rows=400), models.draw_gaussian),
+    "curved": Problem("curved", partial(models.make_curved_banana, rows=20_000), models.draw_curved_banana),
     "correlated": Problem(
         "correlated",
         models.make_gaussian_of(400, [[1, 0.9], [0.9, 1]], [0.5, 1], 0.1),
