@@ -4,13 +4,16 @@ As in ArviZ, each function takes Matplotlib axes (``ax``), or makes a figure of 
 ``plt.show()`` shows it, and ``plt.savefig(path)`` writes it. Matplotlib is imported when a picture is drawn.
 """
 
+import textwrap
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import ndtr
 from scipy.stats import beta, binom, gaussian_kde
 
+from numpyro_dp import statements
 from numpyro_dp.chain.worth import FEW_DRAWS, GOOD_ERROR, MANY_DRAWS, ROUGH_ERROR
 from numpyro_dp.privacy import accounting
 from numpyro_dp.privacy.budget import PrivacyBudget
@@ -250,6 +253,26 @@ def plot_privacy(report: "PrivacyReport", ax: "Axes | None" = None) -> "Axes":
     axes.set_ylim(max(report.delta * 1e-4, 1e-15), 1)
     axes.set_title(f"Every point of the curve holds at once ({report.kernel})", fontsize=10, loc="left")
     axes.legend(frameon=False, fontsize=8.5)
+    return axes
+
+
+def plot_label(report: "PrivacyReport", ax: "Axes | None" = None) -> "Axes":
+    """A label for who reads a published posterior: how much privacy was lost, whose, and what is not covered.
+
+    :param report: `mcmc.privacy`. In a notebook it shows itself as HTML; this is a picture for a paper or a page.
+    :param ax: where to draw; default a figure of its own.
+    """
+    (headline, *facts) = statements.label(report, version("numpyro_dp"))
+    (axes,) = _axes(ax, 1, 6.4, 0.9 + 0.5 * len(facts))
+    axes.set(xticks=[], yticks=[], xlim=(0, 1), ylim=(len(facts) + 1.6, 0))
+    axes.set_title("Privacy facts", loc="left", fontsize=16, fontweight="bold")
+    axes.text(0.02, 0.8, f"{headline[0]}: {headline[1]}", fontsize=13, fontweight="bold", va="center")
+    axes.axhline(1.5, color="k", linewidth=3)
+    for place, (name, text) in enumerate(facts):
+        axes.text(0.02, place + 2, textwrap.fill(name, 19), fontsize=9, fontweight="bold", va="center")
+        axes.text(0.31, place + 2, textwrap.fill(text, 50, max_lines=2), fontsize=9, va="center")
+        if place:
+            axes.axhline(place + 1.5, color="0.75", linewidth=0.6)
     return axes
 
 

@@ -106,6 +106,26 @@ def registry_entry(report: "PrivacyReport", version: str) -> dict[str, Any]:
     }
 
 
+def label(report: "PrivacyReport", version: str) -> list[tuple[str, str]]:
+    """Facts for a label beside a published posterior, the first of them its headline."""
+    if not report.private:
+        return [("Privacy loss", "not private: no finite eps")]
+    size = "their number is private" if report.num_rows is None else f"their number, {report.num_rows:,}, is public"
+    vouched = "yes" if report.posterior.trusted else f"no: {report.posterior.reasons[0].split(':')[0]}"
+    public = ", ".join([*report.public_arguments, *report.closed_over]) or "nothing else"
+    return [
+        ("Privacy loss", f"eps {round_up(report.eps, 4)}, delta {round_up(report.delta, 3)}"),
+        ("Protected", f"one {report.unit}"),
+        ("From being", f"{_NEIGHBORS[report.neighboring_relation]}; {size}"),
+        ("Covers", f"{report.num_chains} chain(s) with warmup, tuning, and each look at the table"),
+        ("Does not cover", "other publications from the same table: their eps add to this"),
+        ("Who sees the table", "the curator alone"),
+        ("Also public", public),
+        ("Vouched for by released numbers", vouched),
+        ("Made with", f"numpyro_dp {version}, {report.kernel}"),
+    ]
+
+
 def round_up(value: float, digits: int) -> str:
     """`value` to so many significant digits, never below it."""
     up = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)

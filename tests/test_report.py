@@ -1,5 +1,6 @@
 """The report as text and in a notebook."""
 
+import dataclasses
 import html
 import json
 import warnings
@@ -11,6 +12,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_dp import MCMC, DPPenalty, plan
+from numpyro_dp.plots import plot_label
 from numpyro_dp.statements import round_up
 
 
@@ -80,6 +82,28 @@ def test_an_entry_for_the_registry_has_its_fields(report):
     assert ("private" in entry["dp_flavor"]["unprotected_quantities"]) == (report.num_rows is None)
     assert entry["implementation"]["mechanisms"]["releases"].keys() == report.releases.keys()
     assert entry["product"]["data_curators"] is None
+
+
+def test_a_label_says_what_the_report_says_within_its_frame(report):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    long = dataclasses.replace(report, public_arguments=tuple(f"argument_{k} (500, 3)" for k in range(30)))
+    for of in (report, long):
+        axes = plot_label(of)
+        shown = " ".join(text.get_text().replace("\n", " ") for text in axes.texts)
+        if not report.private:
+            assert "not private" in shown
+        else:
+            assert f"eps {report.eps:g}, delta {report.delta:g}" in shown
+            assert report.unit in shown
+            assert ("their number, 50, is public" in shown) == (report.num_rows is not None)
+            assert ("Vouched for by released numbers yes" in shown) == report.posterior.trusted
+        axes.figure.canvas.draw()
+        frame = axes.get_window_extent()
+        for text in axes.texts:
+            place = text.get_window_extent()
+            assert frame.x0 < place.x0, text
+            assert place.x1 < frame.x1, text
+        plt.close(axes.figure)
 
 
 def test_a_plan_in_a_notebook():

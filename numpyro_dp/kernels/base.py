@@ -394,6 +394,13 @@ class DPKernel(MCMCKernel, Algorithm):
         clip = self.clip(kind)
         return f"clip_{kind} {clip:g}" + (" per unit of distance" if kind == "ratio" else "")
 
+    def describe_missing(self) -> str:
+        """What becomes of missing values."""
+        return (
+            "a row that is no number at some point (a missing value, say) counts for nothing there, and nobody is told "
+            "how many such rows there are"
+        )
+
     def describe_posterior(self) -> str:
         """What the draws are draws of."""
         tempered = "tempered " if self._settings.is_tempered else ""

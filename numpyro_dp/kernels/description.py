@@ -97,8 +97,8 @@ def _assumptions(kernel: "DPKernel", plan: Plan) -> tuple[str, ...]:
         "the model, its public arguments, starting values, step sizes and clip bounds were not chosen by looking at "
         "the private rows",
         "the table, the console and this process's memory stay with the curator",
-        "a row that is no number at some point (a missing value, say) counts for nothing there, and nobody is told how "
-        "many such rows there are",
+        *_large_delta(plan),
+        kernel.describe_missing(),
         kernel.describe_exactness(),
         *_tempering(settings),
         *_owners(settings, plan),
@@ -127,6 +127,15 @@ def _assumptions(kernel: "DPKernel", plan: Plan) -> tuple[str, ...]:
     elif settings.size_is_public:
         found.append("the number of rows is public")
     return tuple(found)
+
+
+def _large_delta(plan: Plan) -> list[str]:
+    if plan.num_rows is None or not plan.private or plan.delta * plan.num_rows <= 1:
+        return []
+    return [
+        f"delta = {plan.delta:g} is above 1 / n: who publishes one row in {1 / plan.delta:.3g}, at random, passes for "
+        "private as well. Without `delta` it is 0.1 / n"
+    ]
 
 
 def _tempering(settings: Settings) -> list[str]:

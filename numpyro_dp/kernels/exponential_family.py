@@ -297,6 +297,10 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
             )
         return "the posterior is exact for the table with its values moved into the bounds"
 
+    def describe_missing(self) -> str:
+        count = "; about how many there are is released" if self.preparation is not None else ""
+        return f"a row with a missing or impossible value counts as one in the middle of the bounds{count}"
+
     def describe_posterior(self) -> str:
         if self.preparation is None:
             return super().describe_posterior()
