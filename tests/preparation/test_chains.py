@@ -114,13 +114,13 @@ def log_likelihood(z):
     return -np.sum((Y[:, None] - response(X @ SHEAR @ z.T)) ** 2, 0) / 2
 
 
-def stated_target(chain, power, z):
+def stated_target(chain, power, noise_aware, z):
     """Of points (k, 2): log prior + log S(phi(z)), or + the tempered log likelihood."""
     log_density = -np.sum(z**2, 1) / (2 * PRIOR_SD**2)
     if chain.prepared.mode == "walk":
         return log_density + power * log_likelihood(z)
     surrogate, u = chain.prepared.surrogate, np.linalg.solve(FRAME.whitening, (z @ SHEAR.T - FRAME.center).T).T
-    if not chain._noise_aware:
+    if not noise_aware:
         return log_density + u @ surrogate.score - np.einsum("ki,ij,kj->k", u, surrogate.curvature, u) / 2
     misfit = surrogate.score - u @ surrogate.curvature
     extra = np.sum(u**2, 1)[:, None, None] * np.eye(2) + u[:, :, None] * u[:, None]
@@ -189,7 +189,7 @@ CHAINS_RUN, STEPS = 4000, 5
 
 def run(chain, power=1.0, multiplier=1.0, chains=CHAINS_RUN, steps=STEPS):
     """The target on its grid, and where chains are that start there; median noise in a test, and acceptance rate."""
-    grid = _on_grid(functools.partial(stated_target, chain, power))
+    grid = _on_grid(functools.partial(stated_target, chain, power, True))
     source, target = NoiseSource(), target_of(power)
 
     def step(noise, key, z):
@@ -217,7 +217,7 @@ CASES = {
 
 def assert_nothing_is_clipped(chain, power):
     """At pairs of the target's own draws: the largest change of a row per unit of distance is below the slope."""
-    z = exact_draws(_on_grid(functools.partial(stated_target, chain, power)), 2000, seed=0)
+    z = exact_draws(_on_grid(functools.partial(stated_target, chain, power, True)), 2000, seed=0)
     u = jnp.asarray(np.linalg.solve(FRAME.whitening, (z @ SHEAR.T - FRAME.center).T).T)
     rows = tuple(jnp.asarray(part)[:, None] for part in (X, Y))
     found = jax.vmap(lambda row: jax.vmap(lambda u: row_log_density(FRAME.at(u), row))(u))(rows)
@@ -351,14 +351,13 @@ def test_nuts_draws_from_a_normal_posterior(noise_aware, num_warmup):
 def test_nuts_draws_from_a_surrogate_that_is_not_normal(likelihood):
     """Noise in the curvature makes its tails heavy: moments on a grid."""
     chain = chain_of("surrogate", likelihood == "noise-aware")
-    grid = _on_grid(functools.partial(stated_target, chain, 1.0))
+    grid = _on_grid(functools.partial(stated_target, chain, 1.0, likelihood == "noise-aware"))
     measures, expected, spread = measures_on(grid)
     draws, _, _ = long_chains(chain, 0, 4000, exact_draws(grid, NUM_CHAINS, seed=0))
     off = standard_errors_off(measures(draws), expected, spread)
     assert off.max() < 5, off
     if likelihood == "noise-aware":  # a negative control: it is not the other one
-        chain._noise_aware = False
-        measures, expected, spread = measures_on(_on_grid(functools.partial(stated_target, chain, 1.0)))
+        measures, expected, spread = measures_on(_on_grid(functools.partial(stated_target, chain, 1.0, False)))
         assert standard_errors_off(measures(draws), expected, spread).max() > 7
 
 
