@@ -18,7 +18,7 @@ from numpyro_dp.privacy.batches import FixedBatches, PoissonBatches
 from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.privacy.ledger import PrivacyBudgetError
 from numpyro_dp.report import Posterior, PosteriorWarning, PrivacyReport
-from numpyro_dp.tables.engines import JaxProcesses
+from numpyro_dp.tables.engines import EngineLostError, JaxProcesses
 from numpyro_dp.tables.pieces import TableChangedError
 from numpyro_dp.tables.scan import scan
 from numpyro_dp.tools.auditing import AuditResult, audit
@@ -39,6 +39,7 @@ __all__ = [
     "DPBarker",
     "DPExponentialFamily",
     "DPPenalty",
+    "EngineLostError",
     "ExponentialFamily",
     "FixedBatches",
     "FormulaModel",

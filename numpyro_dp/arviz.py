@@ -1,6 +1,7 @@
 """Results for ArviZ, without private data: works with ArviZ 0.2x (`InferenceData`) and 1.x (`DataTree`)."""
 
 import importlib.metadata
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from numpyro.infer.mcmc import MCMC
 
 from numpyro_dp.kernels.base import DPKernel
 from numpyro_dp.kernels.prepared import PreparedKernel
+from numpyro_dp.report import PrivacyReport
 
 _ARVIZ_MAJOR = int(importlib.metadata.version("arviz").split(".")[0])
 
@@ -70,7 +72,7 @@ def to_arviz(
     groups = {"posterior": posterior, "sample_stats": sample_stats}
     if posterior_predictive is not None:
         shape = next(iter(draws.values())).shape[:2]
-        predicted = _by_chain(posterior_predictive, shape, report.num_rows)
+        predicted = _by_chain(posterior_predictive, shape, _public_lengths(report))
         groups["posterior_predictive"] = {name: values[:, :kept] for name, values in predicted.items()}
     named = {name for group in groups.values() for name in group}
     coords = {**getattr(kernel.settings.model, "coords", {}), **(coords or {})}
@@ -101,8 +103,17 @@ def to_arviz(
     return results
 
 
-def _by_chain(predicted: Mapping[str, Any], shape: tuple[int, ...], num_rows: int | None) -> dict[str, np.ndarray]:
-    """Predictions (draws of all chains, ...) as (chain, draw, ...)."""
+def _public_lengths(report: PrivacyReport) -> set[int]:
+    """How many rows, and units, the table has, where that is public."""
+    shapes = (re.search(r"\((\d+)", argument) for argument in report.private_arguments)
+    return {*(int(found[1]) for found in shapes if found), *(() if report.num_rows is None else (report.num_rows,))}
+
+
+def _by_chain(predicted: Mapping[str, Any], shape: tuple[int, ...], lengths: set[int]) -> dict[str, np.ndarray]:
+    """Predictions (draws of all chains, ...) as (chain, draw, ...).
+
+    :param lengths: of the table.
+    """
     found = {}
     for name, values in predicted.items():
         values = np.asarray(values)
@@ -111,9 +122,9 @@ def _by_chain(predicted: Mapping[str, Any], shape: tuple[int, ...], num_rows: in
                 f"posterior_predictive[{name!r}] has shape {values.shape}; of {shape[0]} chain(s) of {shape[1]} draws, "
                 f"as `mcmc.get_samples()` returns them, its first axis would be {shape[0] * shape[1]}"
             )
-        if num_rows is not None and num_rows in values.shape[1:]:
+        if as_many := lengths & set(values.shape[1:]):
             raise ValueError(
-                f"posterior_predictive[{name!r}] has shape {values.shape}, and the table has {num_rows} rows: "
+                f"posterior_predictive[{name!r}] has shape {values.shape}, and the table has {min(as_many)} rows: "
                 "predictions for its rows tell what their covariates are, and the guarantee does not cover them. "
                 "Predict for public covariates: a grid, made-up people, cells of a census "
                 "(notebooks/prediction.ipynb). If these are public and as many by chance, add some more"

@@ -141,11 +141,15 @@ def plot_plan(plan: "RunPlan", ax: Any = None) -> np.ndarray:
     left, right = panels = _axes(ax, 2, 5, 4.2)
     budgets = plan.eps * np.geomspace(0.1, 20, 25)
     by_budget = [plan.at(eps=eps) for eps in budgets]
+    stands = False
     for place, outlook in enumerate(plan.outlooks):
         errors = np.array([found[place].error for found in by_budget])
         colour = _COLOURS[(place + 1) % len(_COLOURS)]
         left.plot(budgets, np.minimum(errors, 50), color=colour, linewidth=1.8, label=outlook.sampler)
-        left.plot([plan.eps], [min(outlook.error, 50)], color=colour, marker="o", markersize=6)
+        moves = outlook.effective_draws >= FEW_DRAWS
+        face = colour if moves else "white"
+        left.plot([plan.eps], [min(outlook.error, 50)], color=colour, marker="o", markersize=6, markerfacecolor=face)
+        stands = stands or not moves
     _mark(
         left.axhspan,
         (1e-9, GOOD_ERROR),
@@ -153,6 +157,8 @@ def plot_plan(plan: "RunPlan", ax: Any = None) -> np.ndarray:
         f"good: below {GOOD_ERROR:g}",
         f"hopeless: above {ROUGH_ERROR:g}",
     )
+    if stands:
+        left.plot([], [], "o", color="#444444", markerfacecolor="white", label=f"hopeless: under {FEW_DRAWS:g} draws")
     left.axvline(plan.eps, color="#444444", linewidth=0.8, linestyle=":")
     smallest = min(outlook.error for found in by_budget for outlook in found)
     left.set(xscale="log", yscale="log", xlabel="eps", xlim=(budgets[0], budgets[-1]))

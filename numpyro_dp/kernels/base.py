@@ -397,8 +397,8 @@ class DPKernel(MCMCKernel, Algorithm):
     def describe_missing(self) -> str:
         """What becomes of missing values."""
         return (
-            "a row that is no number at some point (a missing value, say) counts for nothing there, and nobody is told "
-            "how many such rows there are"
+            "a row that is no number at some point (a missing value, say) counts for nothing there; no exact count of "
+            "such rows is told"
         )
 
     def describe_posterior(self) -> str:

@@ -47,8 +47,13 @@ from numpyro_dp.privacy.ledger import PrivacyBudgetError
 from numpyro_dp.privacy.mechanisms import bounds_per_row
 from numpyro_dp.privacy.release import Released
 
-_COUNT_SHARE = 0.05
-"""Of the budget, for the count of rows that do not count as they are."""
+_COUNT_SHARE = 0.2
+"""Of the budget, for the count of rows that do not count as they are.
+
+Such a row moves the sum by up to one bound, so the two noises must be about as large. With a twentieth, 10% of missing
+values among 800 were missed half the time, and the posterior was 6 of its standard deviations off.
+"""
+_ROOM = 1 + 1.5e-3  # the clip of a sum rounds down, and a row may lie on the bound
 _STARTS = 8
 """Draws of the prior from which modes are searched."""
 
@@ -190,7 +195,9 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
         counted = self._counts_rows
 
         def sums(target: PrivateTarget, of_statistics: Draw, of_moved: Draw) -> tuple[Released, Released]:
-            moved = target.release_sum(of_moved, family.is_moved, 1.0)
+            # Where n is public, half of it is taken off the count, for half the noise.
+            half = 0.0 if counted else 0.5
+            moved = target.release_sum(of_moved, lambda row: family.is_moved(row) - half, _ROOM * (1 - half))
             return target.release_statistics(of_statistics, family, counted), moved
 
         log_prior, power = separated.log_prior(public.args, public.kwargs), self.settings.power_for(separated.num_rows)
@@ -224,7 +231,7 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
             sd,
             values[-1] / bound if self._counts_rows else float(begun.target.num_rows),
             sd / bound if self._counts_rows else 0.0,
-            float(moved.value),
+            float(moved.value) + (0.0 if self._counts_rows else begun.target.num_rows / 2),
             float(moved.scale),
         )
         middle = begun.middle(statistics)
@@ -271,7 +278,8 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
             found.append(
                 f"about {statistics.moved:.0f} (+-{statistics.moved_sd:.0f}) of the {statistics.num_rows:.0f} rows are "
                 "none that the likelihood and `bounds` allow: their values were moved to the bounds or, where they "
-                "are missing or impossible, to their middle. Wider bounds, from public knowledge, would help"
+                "are missing or impossible, to their middle. Wider bounds, from public knowledge, help against the "
+                "one; leave rows with missing values out of the table, or use DPHMC, for which they count for nothing"
             )
         if self._result.has_humps:
             found.append(

@@ -55,6 +55,8 @@ from numpyro_dp.privacy.sharding import Layout
 PRIOR_DRAWS = 1000
 RHO_WITHOUT_PRIVACY = 1e6
 """Of a preparation for ``eps=inf``: its noise is as large as a thousandth of what one row may add."""
+MANY_LATENTS = 50
+"""So many values of one site may be one for each person."""
 OWN_SHARE = 0.3
 """Of the budget, for the preparation of a kernel that goes on with its own chain."""
 
@@ -321,7 +323,7 @@ class PreparedKernel(DPKernel):
         if not options.force and plan.num_rows is not None:
             rho, counted = Fund(self.ledger).left, plan.num_rows / self.settings.power_for(separated.num_rows)
             units = "rows" if separated.of_rows is separated else "units"
-            require_hope(cut.size, counted, rho, options, plan.eps, plan.delta, units)
+            require_hope(cut.size, counted, rho, options, plan.eps, plan.delta, units, _advice_on_units(separated))
             if self._has_own_chain:
                 slope = TYPICAL_CLIP * tight_slope(
                     plan.num_rows, separated.num_params, self.settings.power_for(plan.num_rows)
@@ -578,6 +580,18 @@ def _cut_of_units(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
         apart=None,  # the rows of a unit may be of different groups
         row_log_density=separated.per_unit(cut.row_log_density),
         drawn_log_density=None if drawn is None else separated.per_unit(drawn),
+    )
+
+
+def _advice_on_units(separated: SeparableModel) -> str:
+    """What to do about a latent for each of many people, if there is one; by shapes alone."""
+    sizes = {name: np.size(value) for name, value in separated.prototype.items()}
+    name = max(sizes, key=lambda name: sizes[name])
+    if sizes[name] < MANY_LATENTS or separated.of_rows is not separated:
+        return ""
+    return (
+        f"Site {name!r} has {sizes[name]:,} values: if each is of a person with rows of their own, name the column "
+        "that says whose a row is (`unit=`), and they are integrated out. "
     )
 
 

@@ -590,6 +590,8 @@ def _limits(bounds: Bounds, likelihood: _Likelihood, shape: tuple[int, ...], wha
             f"the values of {what} have no bounds of their own: give `bounds=(low, high)` from public knowledge, not "
             "from the table; values beyond are moved there"
         )
+    if not isinstance(bounds, tuple | list | np.ndarray | jax.Array) or len(bounds) != 2:
+        raise ValueError(f"bounds of {what} must be a pair (low, high), got {bounds!r}")
     low, high = (np.asarray(b, np.float64) for b in bounds)
     least = likelihood.least
     if not (np.all(np.isfinite(low)) and np.all(np.isfinite(high)) and np.all(low < high)):

@@ -61,7 +61,14 @@ def what_would_do(eps: float, delta: float, times_rho: float, num_rows: float, u
 
 
 def require_hope(
-    size: int, num_rows: float, rho: float, options: Preparation, eps: float, delta: float, units: str = "rows"
+    size: int,
+    num_rows: float,
+    rho: float,
+    options: Preparation,
+    eps: float,
+    delta: float,
+    units: str = "rows",
+    advice: str = "",
 ) -> None:
     """Refuse a run from which no useful posterior can come, by public numbers only.
 
@@ -70,17 +77,20 @@ def require_hope(
     :param rho: the whole budget.
     :param eps, delta: of the run.
     :param units: what is counted.
+    :param advice: on this model.
     :raises PrivacyBudgetError: if the curvature's noise would drown it; for a walk, if all its steps together would be
         worth less than `MIN_WALK_DRAWS` independent draws.
     """
     curvature, shift = curvature_noise(size, num_rows, rho), released_error(size, num_rows, rho)
     if curvature > MAX_CURVATURE_NOISE:
-        factor = curvature / MAX_CURVATURE_NOISE  # which falls as the root of rho, and as n
+        # The one falls as the root of rho, and as n; the other as rho, and as n. Both must do.
+        by_rho = max((curvature / MAX_CURVATURE_NOISE) ** 2, (shift / ROUGH_ERROR) ** 2)
+        by_rows = max(curvature / MAX_CURVATURE_NOISE, (shift / ROUGH_ERROR) ** 2)
         raise PrivacyBudgetError(
             f"eps={eps:g} with {num_rows:.6g} {units} cannot give a posterior of the {size} numbers in which this "
             f"model's parameters meet the data: noise would be about {curvature:.2g} of the curvature, and would shift "
             f"the posterior by about {shift:.2g} standard deviations. Nothing was released; "
-            f"{what_would_do(eps, delta, factor**2, factor * num_rows, units)}. Or use fewer parameters, or go "
+            f"{what_would_do(eps, delta, by_rho, by_rows * num_rows, units)}. {advice}Or use fewer parameters, or go "
             "on all the same with `prepare=Preparation(force=True)`"
         )
     draws = walk_draws(TYPICAL_CLIP * tight_slope(num_rows, size), size, rho / 2)

@@ -107,7 +107,7 @@ def audit(
         kernel's relation: one row replaced, or added (then shapes differ). A row far out, whose clipped sums point
         one way in one table and the other way in the other, gives away most.
     :param num_warmup, num_samples, num_chains: of one run.
-    :param trials: runs on each table.
+    :param trials: runs on each table. A third of them chooses the guess, and the others count.
     :param delta: at which eps is bounded. Default: that of the kernel's claim. A larger one needs fewer trials.
     :param confidence: of the bound, in (0, 1).
     :param init_params: where the chains start, unconstrained; by default the kernel's own start.
@@ -260,6 +260,7 @@ def _result(
     report = kernel.privacy
     delta = report.delta if delta is None else delta
     scores, bound = guess(first, second, delta, 1 - confidence)
+    bound = max(bound, 0.0)
     deltas = sorted({delta, *np.geomspace(1e-6, 0.5, 15)})
     profile = tuple((report.eps_at(d), d) for d in deltas)
     return AuditResult(bound, report.eps_at(delta), delta, confidence, report.neighboring_relation, scores, profile)
