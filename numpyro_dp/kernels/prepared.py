@@ -70,6 +70,7 @@ _CLIPS = {
     "scales": "counts of rows",
     "bounds": "counts of rows",
     "derivatives": "clip bounds from the released counts",
+    "whole": "one for each row",
     "line search": "each row's rise clipped to the linear part's bound",
     "last bounds": "counts of rows",
     "last release": "clip bounds by n, the number of coordinates, and eps, or from the released counts",

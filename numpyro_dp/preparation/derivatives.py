@@ -136,6 +136,7 @@ class Survey:
         self._scales = target.program(self._find_scales)
         self._bounds = target.program(self._find_bounds, static=(2,))
         self._derivatives = target.program(self._sum_derivatives)
+        self._whole = target.program(self._sum_whole)
         self._gains = target.program(self._sum_gains)
         self._fit = target.program(self._sum_fit)
         self._slope = target.program(self._find_slope, static=(2,))
@@ -203,6 +204,15 @@ class Survey:
             units[0] * scale,
             *without_apart(information, information_scale, np.asarray(frame.whitening, float), self.cut.apart),
         )
+
+    def whole(self, draw: Draw, frame: Frame, largest: float) -> float:
+        """Trace of the information that the rows would have if no gradient were clipped, tempered; with noise.
+
+        :param largest: what one row counts for at most.
+        """
+        bound = jnp.asarray(jnp.inf, self.dtype)
+        found = self._whole(self._target, draw, self._cast(frame), bound, jnp.asarray(largest, self.dtype))
+        return self.power * largest * float(found.value)
 
     def gains(self, draw: Draw, start: np.ndarray, ends: np.ndarray, bounds: np.ndarray) -> tuple:
         """How much the log likelihood rises from `start` to each of `ends`, one release for all of them.
@@ -330,6 +340,14 @@ class Survey:
 
         width = self.size**2 + self.size * CENTRE_DRAWS
         return self._numbered(target).release_sum(draw, both, _ROOM, width, may_loop=self.centres)
+
+    def _sum_whole(self, target, draw, frame, bound, largest) -> Released:
+        scores = self._row_scores(frame, bound)
+
+        def share(row: tuple) -> jax.Array:
+            return jnp.clip(jnp.nan_to_num(jnp.trace(scores(row).unclipped) / largest, posinf=0.0), 0, 1)
+
+        return self._numbered(target).release_sum(draw, share, _ROOM, may_loop=self.centres)
 
     def _sum_gains(self, target, draw, start, ends, bounds) -> Released:
         density = self.cut.row_log_density

@@ -14,7 +14,7 @@ import numpy as np
 
 from numpyro_dp.preparation.derivatives import LAST_BOUND_GRID, Bounds, Derivatives, Frame, Survey
 from numpyro_dp.preparation.fund import Fund, Wish
-from numpyro_dp.preparation.search import Found, NormalPrior, noise_edge, within_reason
+from numpyro_dp.preparation.search import SCORE_ROOM, Found, NormalPrior, noise_edge, within_reason
 from numpyro_dp.preparation.surrogate import Surrogate
 
 FIRST_SHARE = 0.2
@@ -114,11 +114,14 @@ def _information_noise(multiples: Any, size: int, num_rows: float, rho: float) -
 
 
 def last_bounds(
-    survey: Survey, frame: Frame, prior: NormalPrior, n: float, rho: float, fund: Fund
+    survey: Survey, frame: Frame, prior: NormalPrior, n: float, rho: float, fund: Fund, room: float = 1.0
 ) -> tuple[Bounds, float]:
     """Clip bounds where the posterior is about N(0, I), and what is left of `rho`.
 
     From public and released numbers only, the counts among them, which `fund` charges.
+
+    :param room: that the search has found necessary: then no count is asked, which would see the many rows that say
+        little.
     """
     m, counted = survey.size, survey.power * n
     _, precision = prior.in_frame(frame)
@@ -128,6 +131,8 @@ def last_bounds(
     best = reference(size, counted, rho)
     if not survey.centres:
         return Bounds(*(np.array([_uncentred_room(counted), 1.0]) * best.multiples * typical)), rho
+    if room > 1:
+        return Bounds(*(np.maximum(best.multiples, [room * SCORE_ROOM, 0.0]) * typical)), rho
     of_bounds = _BOUND_SHARE * rho
     noise = math.sqrt(LAST_BOUND_GRID.num_counts / of_bounds)  # of a count
     exceeding = np.maximum(best.exceeding(), _CLEAR * noise / n)
@@ -179,7 +184,7 @@ def last_releases(
     surrogates: list[Surrogate] = []
 
     def release(price: float, frame: Frame) -> None:
-        bounds, price = last_bounds(survey, frame, prior, n, price, fund)
+        bounds, price = last_bounds(survey, frame, prior, n, price, fund, found.room)
         share = information_share(bounds, m, survey.power * n, price)
         draw = fund.ask(last_release=Wish(price, 1, (m + m * (m + 1) // 2,)))["last_release"]
         stages.append(LastRelease(frame, bounds, survey.derivatives(draw, frame, bounds, share)))

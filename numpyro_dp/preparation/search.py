@@ -58,12 +58,18 @@ _QUIET = 1.0
 """Edge of the information's noise above which no bound of it is raised further: it would shorten every step."""
 _SCORE_OF_INFORMATION = 2.0
 """Over the root of the information's bound: where that is exceeded, scores are shortened, and few are longer."""
-_SCORE_ROOM = 1.2
+SCORE_ROOM = 1.2
 """Over the root mean square of a row's norm in a frame that is right, where bounds are not searched for."""
 _TAKEN, _MOST_ROOM = 0.75, 16.0
 """Where the rows seem to inform every direction of a frame less than this times what it says, a round after one that
 was near, too, the clip takes it: bounds double, up to so many times. Of a rare outcome, a few rows say nearly all; a
 frame that became wider instead would clip them the more."""
+_MOST_LOST, _RARE_ROOM = 3.0, 4.0
+"""Where the rows would say more than so many times what the clip leaves, bounds have up to that much room."""
+_AFFORDABLE, _LEAST_ROOM = 0.12, 2.0
+"""Of n rho / m, the square of a room whose noise a round can pay for; where that is less, nobody asks."""
+_LARGEST_ROW = 8.0
+"""Over the mean trace of a row's information in a frame that is right: what one row counts for there at most."""
 _STEP_FLOOR = 0.5
 """Of the noise's spectrum: eigenvalues below are raised to it in a step."""
 _BLURRED = 0.5
@@ -186,11 +192,13 @@ class Found(NamedTuple):
     :ivar frame: in which the posterior is about N(0, I).
     :ivar rounds: what was released on the way.
     :ivar num_rows: n; with noise where it is private.
+    :ivar room: of clip bounds, over those of normal covariates, where a few rows say nearly all.
     """
 
     frame: Frame
     rounds: list[Round]
     num_rows: float
+    room: float = 1.0
 
     @property
     def near(self) -> list[Round]:
@@ -237,6 +245,7 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
     rounds: list[Round] = []
     usable = None
     room = 1.0  # of clip bounds, over those of normal covariates
+    before: Found | None = None  # what was found in a frame in which the clip took most
     worth = 1.0  # of the next round's derivatives, over the cheapest
     while len(rounds) < MOST_ROUNDS:
         price = min(worth * prices.derivatives, ROUND_SHARE * rho)
@@ -249,9 +258,33 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
         frame = _next_frame(here, prior)
         usable = frame if here.is_usable else usable
         if here.is_enough:
-            break
+            affordable = min(_RARE_ROOM, math.sqrt(_AFFORDABLE * survey.power * n * rho / m))
+            if before is not None:
+                return Found(frame, rounds, n, affordable)
+            lost = 1.0
+            if survey.centres and affordable >= _LEAST_ROOM:
+                lost = _lost(survey, fund, here, prices.line, n)
+            if lost < _MOST_LOST:
+                break
+            before = Found(frame, list(rounds), n)
+            room = max(room, affordable)
+            frame = frame._replace(whitening=np.asarray(here.frame.whitening) / math.sqrt(lost))
         worth = max(worth * here.worth, 1.0)
-    return Found(frame if usable is None else usable, rounds, n)
+    # Where the budget does not carry the search on from there, nobody knows where it is.
+    return before or Found(frame if usable is None else usable, rounds, n)
+
+
+def _lost(survey: Survey, fund: Fund, here: Round, price: float, n: float) -> float:
+    """What the rows would say without the clip, over what they say with it.
+
+    Of a rare outcome a few rows say nearly all. In a frame that is too wide the clip takes nearly all of that, and the
+    rest fits the frame: no release of clipped sums tells. What a row would say by its law, whatever its outcome is, is
+    not rare.
+    """
+    m = survey.size
+    largest = _LARGEST_ROW * m / (survey.power * n)
+    draw = fund.ask(whole=Wish(price))["whole"]
+    return survey.whole(draw, here.frame, largest) / max(float(np.trace(here.found.information)), m / 2)
 
 
 def _count(survey: Survey, fund: Fund, rho: float) -> float:
@@ -312,7 +345,7 @@ def _release(
     wishes = {"derivatives": Wish(prices.derivatives, 1, (m + m * (m + 1) // 2,))}
     if survey.centres and is_settled:
         draws = fund.ask(**wishes)
-        bounds = Bounds(room * _SCORE_ROOM * typical, room * _INFORMATION_ROOM * typical**2)
+        bounds = Bounds(room * SCORE_ROOM * typical, room * _INFORMATION_ROOM * typical**2)
     else:
         draws = fund.ask(bounds=Wish(prices.bounds, BOUND_GRID.num_counts, (2,)), **wishes)
         least = 2.0**-16 * np.array([typical, typical**2])
