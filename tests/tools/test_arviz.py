@@ -1,5 +1,6 @@
 import json
 import pickle
+from types import SimpleNamespace
 
 import arviz
 import jax
@@ -14,6 +15,7 @@ from numpyro.infer import HMC, Predictive
 from scipy import stats
 
 from numpyro_dp import DPHMC, MCMC, DPPenalty, to_arviz
+from numpyro_dp.arviz import _by_chain, _public_lengths
 
 ARVIZ_1 = int(arviz.__version__.split(".")[0]) >= 1
 N = 50
@@ -154,6 +156,17 @@ def test_predictions_for_the_rows_are_refused(mcmc):
         to_arviz(mcmc, posterior_predictive=predicted)
     with pytest.raises(ValueError, match=r"'y'\] has shape \(3, 7\); of 2 chain.* 60 draws.* would be 120"):
         to_arviz(mcmc, posterior_predictive={"y": np.zeros((3, 7))})
+
+
+def test_predictions_for_as_many_as_there_are_rows_or_units_are_refused():
+    """With `unit=` a table has two public lengths."""
+    report = SimpleNamespace(private_arguments=("X (800, 3)", "y (800,)", "person"), num_rows=90)
+    assert _public_lengths(report) == {90, 800}
+    assert _public_lengths(SimpleNamespace(private_arguments=("X", "y"), num_rows=None)) == set()
+    for length in (90, 800):
+        with pytest.raises(ValueError, match=rf"the table has {length} rows: predictions for its rows"):
+            _by_chain({"y": np.zeros((10, length))}, (2, 5), {90, 800})
+    assert _by_chain({"y": np.zeros((10, 91))}, (2, 5), {90, 800})["y"].shape == (2, 5, 91)
 
 
 @pytest.mark.statistical
