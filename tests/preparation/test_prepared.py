@@ -177,6 +177,20 @@ def test_a_public_start_for_a_site_that_is_not_there_is_refused_before_anything_
 # -- Before anything is released ---------------------------------------------------------------------------------------
 
 
+def test_a_latent_for_each_person_is_advised_to_be_integrated_out():
+    def repeated(y, person):
+        tau = numpyro.sample("tau", dist.HalfNormal(1))
+        with numpyro.plate("people", 60):
+            u = numpyro.sample("u", dist.Normal(0, tau))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(u[person], 1), obs=y)
+
+    kernel = DPHMC(repeated, eps=0.1, num_iterations=6, private_args=["y", "person"])
+    with pytest.raises(PrivacyBudgetError, match=r"Site 'u' has 60 values: if each is of a person .*`unit=`.*fewer"):
+        kernel.prepare(np.zeros(120, np.float32), np.arange(120) % 60)
+    assert kernel.ledger.untouched
+
+
 @pytest.mark.parametrize("kernel", [DPHMC, DPPenalty])
 @pytest.mark.parametrize("stock", [False, True], ids=["numpyro_dp", "numpyro"])
 def test_a_hopeless_run_is_refused_before_anything_is_released(kernel, stock):

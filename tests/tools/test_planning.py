@@ -187,6 +187,7 @@ def test_a_refusal_and_a_warning_say_what_would_do(size, n, eps):
         found = re.search(r"about (?:eps=([\d.e+]+) or )?([\d,]+) rows at this eps would do", str(told.value))
         rows = int(found[2].replace(",", ""))
         asked(check, rows, eps)
+        asked(warn_if_blurred, rows, eps)  # what a refusal advises is not warned of in turn
         assert rows < 20 * n or eps < 0.1
         if found[1] is not None:
             assert eps < float(found[1]) <= 20
