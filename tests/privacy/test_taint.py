@@ -220,6 +220,7 @@ METHODS = {
         "describe_clip": "in the report",
         "describe_posterior": "in the report",
         "describe_exactness": "in the report",
+        "describe_missing": "in the report",
         "doubts": "in the report",
         "releases": "of its arguments, which are public",
         "noise_shapes": "of its argument, which is public",
@@ -276,7 +277,7 @@ def test_every_public_name_is_known():
     options = {"ExponentialFamily", "FixedBatches", "PoissonBatches", "Preparation", "decreasing_steps"}
     in_pieces = {"scan", "JaxProcesses"}  # the same in tests/tables
     by_formula = {"glm", "FormulaModel"}  # arguments of DPHMC; tests/formula: those of a row depend on that row alone
-    raised = {"PosteriorWarning", "PrivacyBudgetError", "TableChangedError", "UnsupportedModelError"}
+    raised = {"EngineLostError", "PosteriorWarning", "PrivacyBudgetError", "TableChangedError", "UnsupportedModelError"}
     assert set(numpyro_dp.__all__) == compared | without_rows | not_private | options | in_pieces | by_formula | raised
 
 
