@@ -73,10 +73,13 @@ class MCMC(numpyro_mcmc.MCMC):
     def run(self, rng_key, *args, extra_fields=(), init_params=None, **kwargs) -> None:
         """Run the chains; see NumPyro.
 
+        :raises TypeError: if `rng_key` is no key.
         :raises PrivacyBudgetError: before anything is released, if the budget does not cover the run.
         :raises ValueError: before anything is paid, if `extra_fields` or `init_params` name what is not there.
         :raises UnsupportedModelError: if the model has no log density per row.
         """
+        if not hasattr(rng_key, "shape"):
+            raise TypeError(f"rng_key must be a key of JAX's, such as jax.random.key(0), got {rng_key!r}")
         resumed = self._warmup_state
         steps = self._collection_params["upper"] if resumed is None else self.num_samples
         start = 0 if resumed is None else max(1, int(np.max(resumed.i)))

@@ -575,6 +575,14 @@ def test_a_typo_costs_nothing(make, typo, message, tmp_path):
     assert budget.charges == ()
 
 
+@pytest.mark.parametrize("key", [0, None])
+def test_what_is_no_key_is_an_error_that_says_what_is_one(key):
+    kernel = penalty(eps=1.0)
+    with pytest.raises(TypeError, match=rf"jax\.random\.key\(0\), got {key}"):
+        MCMC(kernel, num_warmup=2, num_samples=4, progress_bar=False).run(key, X, y=Y)
+    assert not kernel.ledger.committed
+
+
 def test_whatever_the_rows_the_report_says_what_becomes_of_missing_values():
     for x in (X, np.where(np.arange(N)[:, None] < 9, np.nan, X)):
         kernel = penalty(eps=1.0, num_iterations=2)
