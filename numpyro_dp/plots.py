@@ -276,7 +276,7 @@ def plot_label(report: "PrivacyReport", ax: "Axes | None" = None) -> "Axes":
     axes.axhline(1.5, color="k", linewidth=3)
     for place, (name, text) in enumerate(facts):
         axes.text(0.02, place + 2, textwrap.fill(name, 19), fontsize=9, fontweight="bold", va="center")
-        axes.text(0.31, place + 2, textwrap.fill(text, 50, max_lines=2), fontsize=9, va="center")
+        axes.text(0.31, place + 2, textwrap.fill(text, 50, max_lines=3), fontsize=9, va="center")
         if place:
             axes.axhline(place + 1.5, color="0.75", linewidth=0.6)
     return axes

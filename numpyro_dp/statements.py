@@ -119,7 +119,7 @@ def label(report: "PrivacyReport", version: str) -> list[tuple[str, str]]:
         ("From being", f"{_NEIGHBORS[report.neighboring_relation]}; {size}"),
         ("Covers", f"{report.num_chains} chain(s) with warmup, tuning, and each look at the table"),
         ("Does not cover", "other publications from the same table: their eps add to this"),
-        ("Who sees the table", "the curator alone"),
+        ("Who sees the rows", "who holds them already"),
         ("Also public", public),
         ("Vouched for by released numbers", vouched),
         ("Made with", f"numpyro_dp {version}, {report.kernel}"),

@@ -211,7 +211,7 @@ class DPKernel(MCMCKernel, Algorithm):
         public = separated.public(model_args, model_kwargs)
         released = jax.eval_shape(separated.constrain(public.args, public.kwargs), separated.prototype)
         z = jnp.zeros(separated.num_params, jnp.result_type(float))
-        carry = jax.eval_shape(self.algorithm.init_carry, random.key(0), z)
+        carry = partial(jax.eval_shape, self.algorithm.init_carry, random.key(0), z)
         require_fields(extra_fields, separated.prototype, released, carry)
         if init_params is not None:
             require_init_params(init_params, separated, (num_chains,) if num_chains > 1 else ())

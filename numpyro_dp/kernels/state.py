@@ -102,12 +102,13 @@ def require_init_params(init_params: Any, separated: SeparableModel, chains: tup
         )
 
 
-def require_fields(extra_fields: Any, sites: Collection[str], released: Collection[str], carry: Any) -> None:
+def require_fields(extra_fields: Any, sites: Collection[str], released: Collection[str], carry: Callable) -> None:
     """Refuse fields that no state has.
 
     :param sites: unconstrained ones, which the state holds.
     :param released: those that the draws have, from which ``~z.site`` takes one out.
-    :param carry: as the state will hold it; what its leaves are does not matter.
+    :param carry: gives what the state will hold there, whatever its leaves are. Called where a field is within it: to
+        trace NUTS takes a second.
     :raises ValueError: naming the field, and what there is.
     """
     if not isinstance(extra_fields, tuple | list):
@@ -119,10 +120,9 @@ def require_fields(extra_fields: Any, sites: Collection[str], released: Collecti
         elif first not in DPState._fields or not rest:
             known, is_there = [*DPState._fields], first in DPState._fields
         elif first == "carry":
-            known, is_there = (
-                [f"carry.{name}" for name in getattr(carry, "_fields", ())] or ["carry"],
-                _has(carry, rest),
-            )
+            held = carry()
+            known = [f"carry.{name}" for name in getattr(held, "_fields", ())] or ["carry"]
+            is_there = _has(held, rest)
         else:
             within = {"z": sites, "adapt_state": HMCAdaptState._fields}.get(first, ())
             known, is_there = [f"{first}.{name}" for name in within] or [first], rest[0] in within

@@ -214,7 +214,9 @@ def find_modes(
 
     def bounded(z: np.ndarray) -> tuple[float, np.ndarray]:
         value, slope = density(z)
-        return float(np.nan_to_num(value, nan=1e30, posinf=1e30)), np.nan_to_num(np.asarray(slope, float), posinf=0)
+        return float(np.nan_to_num(value, nan=1e30, posinf=1e30)), np.nan_to_num(
+            np.asarray(slope, float), posinf=0, neginf=0
+        )
 
     found = [minimize(bounded, start, jac=True, method="BFGS") for start in starts]
     best = min(found, key=lambda mode: mode.fun)
