@@ -10,8 +10,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy  # its `stats`, which take long to import, come when they are asked for
 from scipy.special import ndtr
-from scipy.stats import beta, binom, gaussian_kde
 
 from numpyro_dp import statements
 from numpyro_dp.chain.worth import FEW_DRAWS, GOOD_ERROR, MANY_DRAWS, ROUGH_ERROR
@@ -126,8 +126,10 @@ def plot_audit(result: "AuditResult", ax: "Axes | None" = None) -> "Axes":
 
 def _exact_interval(counts: np.ndarray, trials: int) -> tuple[np.ndarray, np.ndarray]:
     """95% intervals of a probability, from counts (Clopper and Pearson 1934)."""
-    low = np.where(counts > 0, beta.ppf(0.025, np.maximum(counts, 1), trials - np.maximum(counts, 1) + 1), 0.0)
-    high = np.where(counts < trials, beta.ppf(0.975, counts + 1, np.maximum(trials - counts, 1)), 1.0)
+    low = np.where(
+        counts > 0, scipy.stats.beta.ppf(0.025, np.maximum(counts, 1), trials - np.maximum(counts, 1) + 1), 0.0
+    )
+    high = np.where(counts < trials, scipy.stats.beta.ppf(0.975, counts + 1, np.maximum(trials - counts, 1)), 1.0)
     return low, high
 
 
@@ -199,7 +201,7 @@ def plot_rehearsal(found: "Rehearsal", ax: Any = None) -> np.ndarray:
     """
     left, right = panels = _axes(ax, 2, 5, max(4.2, 1.4 + 0.28 * len(found.names)))
     levels, count = np.linspace(0.02, 0.98, 49), len(found.mean)
-    allowed = binom.ppf([[0.025], [0.975]], count, levels) / count
+    allowed = scipy.stats.binom.ppf([[0.025], [0.975]], count, levels) / count
     left.fill_between(levels, *allowed, color=_COLOURS[0], alpha=0.35, linewidth=0, label="95% range, one parameter")
     left.plot([0, 1], [0, 1], color="#444444", linewidth=0.8, linestyle=":")
     covered = np.array([found.coverage(level) for level in levels])
@@ -468,4 +470,4 @@ def _density(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         grid = centre + width * np.linspace(-1, 1, 5)
         return grid, np.array([0.0, 0.0, 1.0, 0.0, 0.0]) / width
     grid = np.linspace(np.min(draws) - spread, np.max(draws) + spread, 300)
-    return grid, gaussian_kde(draws)(grid)
+    return grid, scipy.stats.gaussian_kde(draws)(grid)

@@ -99,7 +99,8 @@ def _separate(
     if not any(a.shape for a in named):
         raise_if(list_problems(model, args, kwargs, None))
 
-    with explained_errors(named):
+    lengths = sorted({a.shape[0] for a in named if a.shape})
+    with explained_errors(named, [problem for n in lengths for problem in list_problems(model, args, kwargs, n)]):
         full = abstract_trace(model, args, kwargs)
     sites, named = full.sites, mark_chosen(named, private_args)
     num_rows, plate = find_rows(full, named, row_plate)

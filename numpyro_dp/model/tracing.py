@@ -74,8 +74,11 @@ class FullTrace:
 
 
 @contextlib.contextmanager
-def explained_errors(arguments: Sequence[Argument]) -> Iterator[None]:
-    """What the model raises while it is traced: with a note on its arguments, or as a refusal if it needs values."""
+def explained_errors(arguments: Sequence[Argument], lists: Sequence[str]) -> Iterator[None]:
+    """What the model raises while it is traced: with a note on its arguments, or as a refusal if it needs values.
+
+    :param lists: what is wrong with lists among them, which then is what it fails by.
+    """
     try:
         yield
     except UnsupportedModelError:
@@ -83,6 +86,8 @@ def explained_errors(arguments: Sequence[Argument]) -> Iterator[None]:
     except Exception as error:
         if needs_values(error):
             raise UnsupportedModelError([branches_on_values(error)]) from None
+        if lists:
+            raise UnsupportedModelError(lists) from error
         shapes = ", ".join(f"'{a.name}' {a.shape}" for a in arguments if a.shape is not None)
         error.add_note(f"numpyro_dp was tracing the model{describe_place(error)}; its array arguments are {shapes}")
         raise

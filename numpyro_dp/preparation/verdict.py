@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
-from scipy.stats import chi2
+from scipy.special import chdtrc
 
 from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.model.symmetry import Symmetry
@@ -100,7 +100,7 @@ def check(
     return Check(
         has_arrived=found.has_arrived,
         moved=moved,
-        chance=float(chi2.sf(moved * m, m)),
+        chance=float(chdtrc(m, moved * m)),
         reach=reach,
         unresolved=float(edge / np.linalg.eigvalsh(whole)[0]),
         clipped=fit.clipped / n if survey.centres else None,

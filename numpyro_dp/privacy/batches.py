@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from scipy.stats import binom
+import scipy  # its `stats`, which take long to import, come when they are asked for
 
 from numpyro_dp.privacy.exact_sampling import Words, poisson_rows
 from numpyro_dp.privacy.mechanisms import (
@@ -134,8 +134,8 @@ class PoissonBatches:
         rate, most = self.probability(num_rows), self.max_batch_size
         if most is None or most >= num_rows:
             return rate
-        within = rate * binom.cdf(most - 1, num_rows - 1, rate)  # E[K; K <= most] / n
-        return float(within + most / num_rows * binom.sf(most, num_rows, rate))
+        within = rate * scipy.stats.binom.cdf(most - 1, num_rows - 1, rate)  # E[K; K <= most] / n
+        return float(within + most / num_rows * scipy.stats.binom.sf(most, num_rows, rate))
 
     def weight(self, num_rows: int) -> float:
         """What a sum over a batch is multiplied by to estimate the sum over all rows."""
@@ -250,7 +250,7 @@ def _capacity(num_rows: int, rate: float) -> int:
     low, high = 0, num_rows
     while low < high:  # scipy's own inverse loses such small probabilities
         middle = (low + high) // 2
-        if binom.sf(middle, num_rows, rate) <= OVERFLOW:
+        if scipy.stats.binom.sf(middle, num_rows, rate) <= OVERFLOW:
             high = middle
         else:
             low = middle + 1

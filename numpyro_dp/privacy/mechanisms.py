@@ -26,8 +26,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # its `stats`, which take long to import, come when they are asked for
 from scipy.special import log_ndtr
-from scipy.stats import binom
 
 from numpyro_dp.privacy.pld import LossDistribution, Profile, discretized
 
@@ -152,10 +152,10 @@ class TruncatedPoissonGaussian(Mechanism):
     @property
     def full(self) -> tuple[float, float]:
         """Probability that the other rows fill the batch, and that the row then takes the place of one of them."""
-        full = float(binom.sf(self.max_batch_size - 1, self.num_rows - 1, self.rate))
+        full = float(scipy.stats.binom.sf(self.max_batch_size - 1, self.num_rows - 1, self.rate))
         if full == 0.0:
             return 0.0, self.rate
-        overfull = float(binom.sf(self.max_batch_size, self.num_rows, self.rate))
+        overfull = float(scipy.stats.binom.sf(self.max_batch_size, self.num_rows, self.rate))
         return full, min(self.rate, overfull * self.max_batch_size / (full * self.num_rows))
 
     def profiles(self, relation: str) -> tuple[Profile, Profile]:

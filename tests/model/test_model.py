@@ -792,6 +792,16 @@ def test_lists_of_numbers():
     _assert_refused(nested, "argument 'data['y']'", args=({"X": X, "y": y.tolist()},))
 
 
+def test_a_list_on_which_the_model_fails_is_named():
+    def model(X, y=None):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+        with numpyro.plate("N", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=X @ b), obs=y)  # which multiplies by y
+
+    X, y = jnp.ones((7, 2)), [0, 1, 0, 1, 0, 1, 1]
+    _assert_refused(model, "argument 'y' is a list of 7 numbers", "jnp.array(y)", args=(X, y))
+
+
 def test_short_lists_are_options():
     def model(y, sizes):
         mu = numpyro.sample("mu", dist.Normal(0, sizes[0]).expand(sizes))
