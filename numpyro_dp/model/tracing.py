@@ -87,7 +87,7 @@ def explained_errors(arguments: Sequence[Argument], lists: Sequence[str]) -> Ite
         if needs_values(error):
             raise UnsupportedModelError([branches_on_values(error)]) from None
         if lists:
-            raise UnsupportedModelError(lists) from error
+            raise UnsupportedModelError(lists) from None
         shapes = ", ".join(f"'{a.name}' {a.shape}" for a in arguments if a.shape is not None)
         error.add_note(f"numpyro_dp was tracing the model{describe_place(error)}; its array arguments are {shapes}")
         raise

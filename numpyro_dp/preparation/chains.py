@@ -37,6 +37,26 @@ from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.verdict import Check, Mirror
 
 
+class Whitening(NamedTuple):
+    """Coordinates y in which the posterior is about N(0, I): ``z = start + root @ y``.
+
+    :ivar start: shape (d,).
+    :ivar root: shape (d, d), lower triangular.
+    """
+
+    start: np.ndarray
+    root: np.ndarray
+
+    def parameters(self, y: jax.Array) -> jax.Array:
+        """z of `y`."""
+        return jnp.asarray(self.start, y.dtype) + jnp.asarray(self.root, y.dtype) @ y
+
+    def whitened(self, z: jax.Array) -> jax.Array:
+        """y of `z`."""
+        away = z - jnp.asarray(self.start, z.dtype)
+        return solve_triangular(jnp.asarray(self.root, z.dtype), away, lower=True)
+
+
 class Prepared(NamedTuple):
     """What a preparation has found. Released as a whole.
 
@@ -81,12 +101,16 @@ class Prepared(NamedTuple):
     has_humps: bool = False
 
     @property
+    def whitening(self) -> Whitening:
+        return Whitening(self.start, np.linalg.cholesky(self.covariance))
+
+    @property
     def draws_are_free(self) -> bool:
         """Whether all that the chain needs of the table has been released."""
         return self.mode in ("surrogate", "statistics")
 
 
-def _whitened(coordinates: Callable, frame: Frame, z: jax.Array) -> jax.Array:
+def _in_frame(coordinates: Callable, frame: Frame, z: jax.Array) -> jax.Array:
     inverse = jnp.asarray(np.linalg.inv(frame.whitening), z.dtype)
     return inverse @ (coordinates(z) - jnp.asarray(frame.center, z.dtype))
 
@@ -120,8 +144,8 @@ LEAST_WARMUP = 300
 class NutsChain(Chain):
     """NumPyro's NUTS on the prior and a released likelihood. No row is asked; any number of draws.
 
-    The carry is its `HMCState`. An iteration is several of NUTS's own, and where the chain's warmup is short, NUTS
-    warms up before it.
+    The carry is its `HMCState`, in whitened coordinates: NumPyro's adaptation takes no variance for less than about
+    1e-5. An iteration is several of NUTS's own, and where the chain's warmup is short, NUTS warms up before it.
 
     :param log_likelihood: as released, up to a constant, of flat unconstrained z. It knows nothing of the table.
     """
@@ -133,23 +157,23 @@ class NutsChain(Chain):
         log_likelihood: Callable[[jax.Array], jax.Array],
     ):
         super().__init__(prepared, log_prior)
-        self.log_likelihood = log_likelihood
+        self.log_likelihood, self._whitening = log_likelihood, prepared.whitening
 
     def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {}
 
-    def _start(self, rng_key: jax.Array, z: jax.Array) -> tuple[Any, Callable]:
-        """NUTS's first state at `z`, and its step."""
+    def _start(self, rng_key: jax.Array, y: jax.Array) -> tuple[Any, Callable]:
+        """NUTS's first state at `y`, and its step."""
 
-        def potential(z: jax.Array) -> jax.Array:
+        def potential(y: jax.Array) -> jax.Array:
+            z = self._whitening.parameters(y)
             return -self._log_prior(z) - self.log_likelihood(z)
 
         init, sample = hmc(potential_fn=potential, algo="NUTS")
         state = init(
-            z,
+            y,
             self._nuts_warmup,
             step_size=0.5,
-            inverse_mass_matrix=jnp.asarray(self.prepared.covariance, z.dtype),
             dense_mass=True,
             # Curved cuts and scales of hierarchies make narrow ends, in which longer steps diverge (the papers' banana,
             # 2,000 draws: R-hat up to 1.36 at the usual .8). Shorter ones ask no row.
@@ -166,7 +190,7 @@ class NutsChain(Chain):
 
     def init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
         start_key, run_key = random.split(rng_key)
-        state, _ = self._start(start_key, z)
+        state, _ = self._start(start_key, self._whitening.whitened(z))
         missing = self._nuts_warmup - THINNING * self.num_warmup
         return self._run(run_key, state, missing) if missing else state
 
@@ -186,7 +210,7 @@ class NutsChain(Chain):
         z = step.z
         state = self._run(step.rng_key, step.carry, THINNING)
         return Transition(
-            state.z,
+            self._whitening.parameters(state.z),
             jnp.array(True),
             state.accept_prob,
             jnp.zeros((), z.dtype),
@@ -212,7 +236,7 @@ def surrogate_chain(prepared: Prepared, cut: Cut, log_prior: Callable, noise_awa
     assert surrogate is not None
     assert frame is not None
     density = surrogate.noise_aware if noise_aware else surrogate.plug_in
-    return NutsChain(prepared, log_prior, lambda z: density(_whitened(coordinates, frame, z)))
+    return NutsChain(prepared, log_prior, lambda z: density(_in_frame(coordinates, frame, z)))
 
 
 class WalkChain(Chain):
@@ -228,7 +252,7 @@ class WalkChain(Chain):
     def _u(self, z: jax.Array) -> jax.Array:
         """Whitened coordinates of the flat unconstrained `z`."""
         assert self.prepared.frame is not None
-        return _whitened(self._cut.coordinates, self.prepared.frame, z)
+        return _in_frame(self._cut.coordinates, self.prepared.frame, z)
 
     def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"ratio": (1,)}
@@ -255,17 +279,12 @@ class OwnChain(Algorithm):
     """
 
     def __init__(self, prepared: Prepared, algorithm: Algorithm):
-        self.prepared, self._algorithm = prepared, algorithm
-        self._root = np.linalg.cholesky(prepared.covariance)
+        self.prepared, self._algorithm, self._whitening = prepared, algorithm, prepared.whitening
         self.num_warmup = 0
 
     def parameters(self, y: jax.Array) -> jax.Array:
         """z of `y`."""
-        return jnp.asarray(self.prepared.start, y.dtype) + jnp.asarray(self._root, y.dtype) @ y
-
-    def _whitened(self, z: jax.Array) -> jax.Array:
-        away = z - jnp.asarray(self.prepared.start, z.dtype)
-        return solve_triangular(jnp.asarray(self._root, z.dtype), away, lower=True)
+        return self._whitening.parameters(y)
 
     def releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
         return self._algorithm.releases(num_iterations, num_chains, resumed)
@@ -277,9 +296,9 @@ class OwnChain(Algorithm):
         return self._algorithm.request(carry)
 
     def init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
-        return self._algorithm.init_carry(rng_key, self._whitened(z))
+        return self._algorithm.init_carry(rng_key, self._whitening.whitened(z))
 
     def transition(self, step: Step) -> Transition:
-        moved = self._algorithm.transition(step._replace(z=self._whitened(step.z)))
+        moved = self._algorithm.transition(step._replace(z=self._whitening.whitened(step.z)))
         # Where a proposal is rejected, the point stays as it is, to the last bit.
         return moved._replace(z=jnp.where(moved.accepted, self.parameters(moved.z), step.z))

@@ -361,6 +361,22 @@ def test_nuts_draws_from_a_surrogate_that_is_not_normal(likelihood):
         assert standard_errors_off(measures(draws), expected, spread).max() > 7
 
 
+def test_nuts_moves_at_any_scale():
+    """NumPyro's adaptation adds about 1e-5 to each variance: where it sees the parameters themselves, one of a standard
+    deviation of 1e-7 (a slope by dollars) makes all steps tiny, and 500 draws of the other are worth some ten."""
+    sd = np.array([1e-7, 1e-2])
+    frame = Frame(np.array([3e-5, -9.0]), np.diag(sd))
+    surrogate = Surrogate(frame, np.zeros(2), np.zeros((2, 2)), np.eye(2), 0.0, variance=1.0)
+    cut = Cut(2, True, ("a", "b"), lambda z: z, row_log_density)
+    prepared = chain_of("surrogate").prepared._replace(
+        frame=frame, surrogate=surrogate, start=frame.center, covariance=np.diag(sd**2)
+    )
+    chain = surrogate_chain(prepared, cut, lambda z: -jnp.sum(z**2) / 2e4, True)
+    draws, _, _ = long_chains(chain, 0, 500, frame.center + sd * np.ones((NUM_CHAINS, 1)))
+    x = (draws - frame.center) / sd
+    assert standard_errors_off(np.concatenate([x, x**2], -1), np.array([0, 0, 1, 1]), np.sqrt([1, 1, 2, 2])).max() < 5
+
+
 def key_leaves(tree):
     """Leaves that may be keys: typed ones, or two words."""
     return [

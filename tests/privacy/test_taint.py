@@ -504,7 +504,7 @@ ERRORS: dict[str, tuple[type[Exception], Callable]] = {
     "a branch on rows": (numpyro_dp.UnsupportedModelError, refused(model=branching)),
     "a model that complains": (ValueError, refused(model=complaining)),
     "a list": (
-        TypeError,
+        numpyro_dp.UnsupportedModelError,
         lambda made, folder, table: start(plain(made, folder), table | {"y": table["y"].tolist()}),
     ),
     "a masked array": (
