@@ -39,11 +39,12 @@ from numpyro_dp.preparation.chains import (
     surrogate_chain,
 )
 from numpyro_dp.preparation.derivatives import Survey, has_kinks, is_centred
+from numpyro_dp.preparation.frames import NormalPrior, place_of, rough_normal
 from numpyro_dp.preparation.fund import RESERVE, Fund, Wish, tell
 from numpyro_dp.preparation.last_release import last_releases, recentred
 from numpyro_dp.preparation.options import Preparation, require_draws, require_hope, warn_if_blurred
 from numpyro_dp.preparation.row_slopes import SLOPE_GRID, find_slope
-from numpyro_dp.preparation.search import Found, NormalPrior, place_of, rough_normal, search
+from numpyro_dp.preparation.search import Found, search
 from numpyro_dp.preparation.start import start_near
 from numpyro_dp.preparation.steps import find_steps
 from numpyro_dp.preparation.verdict import FIT_SHARE, check, find_mirror, reasons

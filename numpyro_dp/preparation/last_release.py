@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numpyro_dp.preparation.derivatives import LAST_BOUND_GRID, Bounds, Derivatives, Frame, Survey
+from numpyro_dp.preparation.frames import SCORE_ROOM, NormalPrior, within_reason
 from numpyro_dp.preparation.fund import Fund, Wish
-from numpyro_dp.preparation.search import SCORE_ROOM, Found, NormalPrior, noise_edge, within_reason
+from numpyro_dp.preparation.search import Found, noise_edge
 from numpyro_dp.preparation.surrogate import Surrogate
 
 FIRST_SHARE = 0.2

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_dp.preparation.derivatives import BOUND_GRID, SCALE_GRID, Bounds, Derivatives, Frame, Survey
+from numpyro_dp.preparation.frames import SCORE_ROOM, NormalPrior, typical_norm, within_reason
 from numpyro_dp.preparation.fund import Fund, Wish
 from numpyro_dp.privacy.draws import Draw
 
@@ -58,8 +59,6 @@ _QUIET = 1.0
 """Edge of the information's noise above which no bound of it is raised further: it would shorten every step."""
 _SCORE_OF_INFORMATION = 2.0
 """Over the root of the information's bound: where that is exceeded, scores are shortened, and few are longer."""
-SCORE_ROOM = 1.2
-"""Over the root mean square of a row's norm in a frame that is right, where bounds are not searched for."""
 _TAKEN, _MOST_ROOM = 0.75, 16.0
 """Where the rows seem to inform every direction of a frame less than this times what it says, a round after one that
 was near, too, the clip takes it: bounds double, up to so many times. Of a rare outcome, a few rows say nearly all; a
@@ -79,52 +78,8 @@ _TOLD_NOISE, _TOLD_EDGE = 16.0, 2.0
 """A round with no more noise, in a step for each coordinate and in the information, is a part of the last release."""
 _LEAST, _MOST = 0.15, 5.0
 """Eigenvalues of the posterior's precision in a frame that is right enough, as released; but for what noise makes."""
-_NARROWEST, _WIDEST = 1e-7, 1e3
-"""Widths of a frame, over the prior's."""
 _LOUD = 30.0
 """A step whose noise is above this, squared and for each coordinate, is not gone without a look at what it gains."""
-
-
-class NormalPrior(NamedTuple):
-    """A rough normal law of phi, from prior draws; it guides the search and enters no posterior."""
-
-    mean: np.ndarray
-    covariance: np.ndarray
-
-    def in_frame(self, frame: Frame) -> tuple[np.ndarray, np.ndarray]:
-        """Slope of its log density at the frame's centre, and its precision, in the frame's coordinates."""
-        whitening = np.asarray(frame.whitening)
-        precision = whitening.T @ np.linalg.solve(self.covariance, whitening)
-        slope = whitening.T @ np.linalg.solve(self.covariance, self.mean - np.asarray(frame.center))
-        return slope, (precision + precision.T) / 2
-
-    def log_density(self, phi: np.ndarray) -> float:
-        """Up to a constant."""
-        away = phi - self.mean
-        return float(-away @ np.linalg.solve(self.covariance, away) / 2)
-
-
-def rough_normal(draws: np.ndarray) -> NormalPrior:
-    """Median and covariance of `draws` (k, m), with values beyond 6 robust standard deviations pulled in."""
-    draws = draws[np.isfinite(draws).all(1)]
-    median = np.median(draws, 0)
-    scale = np.subtract(*np.percentile(draws, [75, 25], 0)) / 1.349
-    scale = np.maximum(scale, 1e-6 * np.maximum(np.abs(median), 1))
-    scaled = np.clip((draws - median) / scale, -6, 6)
-    covariance = np.cov(scaled, rowvar=False).reshape(scaled.shape[1], -1) + 1e-3 * np.eye(scaled.shape[1])
-    return NormalPrior(median, scale[:, None] * covariance * scale)
-
-
-def place_of(draws: np.ndarray) -> np.ndarray:
-    """The median of `draws` (k, d) of the unconstrained parameters, but 0 where it is that up to its Monte Carlo error.
-
-    Slopes that differ from 0 by that error only can be enough to saturate a link, where covariates are large.
-    """
-    draws = draws[np.isfinite(draws).all(1)]
-    median = np.median(draws, 0)
-    spread = np.subtract(*np.percentile(draws, [75, 25], 0)) / 1.349
-    near_zero = np.abs(median) < 4 * 1.25 * spread / math.sqrt(len(draws))
-    return np.where(near_zero, 1e-4 * spread, median)  # not 0 itself, where a link may have a kink
 
 
 class Round(NamedTuple):
@@ -341,7 +296,7 @@ def _release(
         at the start, where the scales have been searched for, and where no step is left that is longer than the noise.
     """
     m = survey.size
-    typical = math.sqrt(m / (survey.power * n))  # root mean square of a row's norm in a right frame
+    typical = typical_norm(m, survey.power * n)
     wishes = {"derivatives": Wish(prices.derivatives, 1, (m + m * (m + 1) // 2,))}
     if survey.centres and is_settled:
         draws = fund.ask(**wishes)
@@ -400,18 +355,6 @@ def _next_frame(here: Round, prior: NormalPrior) -> Frame:
     whitening = np.asarray(frame.whitening)
     center = frame.center + whitening @ (here.length * here.step)
     return Frame(center, within_reason(whitening @ (vectors / np.sqrt(values)), prior))
-
-
-def within_reason(whitening: np.ndarray, prior: NormalPrior) -> np.ndarray:
-    """The same, but in each direction by no more than `_NARROWEST` and `_WIDEST` other than the prior.
-
-    Where noise decides, as in a table of a few rows, each frame would be narrower than the one before, until it is
-    singular.
-    """
-    root = np.linalg.cholesky(prior.covariance)
-    left, widths, right = np.linalg.svd(np.linalg.solve(root, whitening))
-    kept = np.clip(widths, _NARROWEST, _WIDEST)
-    return whitening if np.array_equal(kept, widths) else root @ (left * kept) @ right
 
 
 def _length(survey: Survey, draw: Draw, prior: NormalPrior, here: Frame, step: np.ndarray, bound: float) -> float:

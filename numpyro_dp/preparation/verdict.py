@@ -15,9 +15,10 @@ from scipy.special import chdtrc
 from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.model.symmetry import Symmetry
 from numpyro_dp.preparation.derivatives import CURVE_GRID, Fit, Frame, Survey
+from numpyro_dp.preparation.frames import NormalPrior
 from numpyro_dp.preparation.fund import Fund, Wish
 from numpyro_dp.preparation.last_release import LastRelease, recentred
-from numpyro_dp.preparation.search import Found, NormalPrior, noise_edge
+from numpyro_dp.preparation.search import Found, noise_edge
 from numpyro_dp.preparation.surrogate import Surrogate
 
 FIT_SHARE = 0.1

@@ -12,6 +12,7 @@ import pytest
 from helpers.tiers import some_every_day
 
 from numpyro_dp.preparation.derivatives import LAST_BOUND_GRID, Bounds, Derivatives, Frame
+from numpyro_dp.preparation.frames import NormalPrior
 from numpyro_dp.preparation.last_release import (
     FIRST_SHARE,
     MOST_FIRST,
@@ -25,7 +26,7 @@ from numpyro_dp.preparation.last_release import (
     recentred,
     reference,
 )
-from numpyro_dp.preparation.search import Found, NormalPrior, Round
+from numpyro_dp.preparation.search import Found, Round
 from numpyro_dp.preparation.surrogate import Surrogate
 from tests.helpers.surveys import (
     Parabola,

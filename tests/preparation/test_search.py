@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 
 from numpyro_dp.preparation.derivatives import Bounds, Derivatives, Frame
+from numpyro_dp.preparation.frames import (
+    _NARROWEST,
+    _WIDEST,
+    NormalPrior,
+    place_of,
+    rough_normal,
+    within_reason,
+)
 from numpyro_dp.preparation.search import (
     _LEAST,
     _MOST,
-    _NARROWEST,
     _WIDENS,
-    _WIDEST,
     FINE_EDGE,
     FINE_NOISE,
     GROWTH,
@@ -22,7 +28,6 @@ from numpyro_dp.preparation.search import (
     MOST_ROUNDS,
     SEARCH_SHARE,
     Found,
-    NormalPrior,
     Round,
     _first_frame,
     _known,
@@ -31,10 +36,7 @@ from numpyro_dp.preparation.search import (
     _step,
     expected_square,
     noise_edge,
-    place_of,
-    rough_normal,
     search,
-    within_reason,
 )
 from tests.helpers.surveys import Parabola, fund_of, positive, spent_by, survey_of
 
