@@ -39,7 +39,7 @@ from numpyro_dp.preparation.chains import (
     surrogate_chain,
 )
 from numpyro_dp.preparation.derivatives import Survey, has_kinks, is_centred
-from numpyro_dp.preparation.frames import NormalPrior, place_of, rough_normal
+from numpyro_dp.preparation.frames import NormalPrior, as_wide_as_the_posterior, place_of, rough_normal
 from numpyro_dp.preparation.fund import RESERVE, Fund, Wish, tell
 from numpyro_dp.preparation.last_release import last_releases, recentred
 from numpyro_dp.preparation.options import Preparation, require_draws, require_hope, warn_if_blurred
@@ -69,6 +69,8 @@ BEGUN = (
 _CLIPS = {
     "count": "one for each row",
     "scales": "counts of rows",
+    "met": "one for each coordinate of a row",
+    "rare scales": "counts of rows",
     "bounds": "counts of rows",
     "derivatives": "clip bounds from the released counts",
     "whole": "one for each row",
@@ -358,10 +360,9 @@ class PreparedKernel(DPKernel):
         fund, cut = Fund(self.ledger, self.announce), survey.cut
         whole = fund.left
         found = search(survey, prior, near, fund, self.ledger.plan.num_rows)
-        if self._has_own_chain:
-            return self._own(begun, fund, found)
-        if options.mode == "walk":
-            return self._walk(begun, fund, found)
+        if self._has_own_chain or options.mode == "walk":
+            found = found._replace(frame=as_wide_as_the_posterior(found.frame, found.of_frames))
+            return (self._own if self._has_own_chain else self._walk)(begun, fund, found)
         surrogates, stages = last_releases(survey, found, prior, fund, fund.left - FIT_SHARE * whole)
         checked, surrogate = check(survey, found, surrogates, stages, prior, fund, fund.left)
         start, covariance = start_near(cut, recentred(surrogate, prior), z_prior)

@@ -33,7 +33,7 @@ their distance."""
 _LIGHT = 0.5
 """Weight of the other parts of the last look, beside the count of outlying rows."""
 _ROOM = 1 + 1.5e-3  # the clip of a sum rounds down, and a row may lie on the bound
-SCALE_GRID = Grid(2.0, 6)
+SCALE_GRID, RARE_GRID = Grid(2.0, 6), Grid(2.0, 5)
 BOUND_GRID = Grid(2.0**0.5, 7)
 LAST_BOUND_GRID = Grid(2.0**0.5, 4)
 CURVE_GRID = Grid(2.0, 5)
@@ -133,7 +133,8 @@ class Survey:
         self.dtype = jnp.result_type(float)
         self._count = target.program(self._count_rows)
         self.kinds = kinds_of(cut.size, cut.apart)
-        self._scales = target.program(self._find_scales)
+        self._scales = target.program(self._find_scales, static=(2,))
+        self._met = target.program(self._sum_met)
         self._bounds = target.program(self._find_bounds, static=(2,))
         self._derivatives = target.program(self._sum_derivatives)
         self._whole = target.program(self._sum_whole)
@@ -169,13 +170,30 @@ class Survey:
         """How many rows there are, with noise."""
         return float(self._count(self._target, draw))
 
-    def scales(self, draws: Draw, frame: Frame, smallest: float, threshold: float) -> np.ndarray:
-        """For each kind of coordinate (`kinds`), a bound that so many rows' derivatives exceed.
+    def scales(
+        self,
+        draws: Draw,
+        frame: Frame,
+        grid: Grid,
+        smallest: float,
+        threshold: float | np.ndarray,
+        kinds: np.ndarray,
+    ) -> np.ndarray:
+        """For each of some kinds of coordinates, a bound that so many rows' derivatives exceed.
 
         See `PrivateTarget.find_bounds`. A row has a derivative by one coordinate of a kind, so all rows are counted.
+
+        :param kinds: some of `Survey.kinds`.
         """
         numbers = (jnp.asarray(x, self.dtype) for x in (smallest, threshold))
-        return np.asarray(self._scales(self._target, draws, self._cast(frame), *numbers), float)
+        found = self._scales(self._target, draws, self._cast(frame), grid, *numbers, jnp.asarray(kinds))
+        return np.asarray(found, float)
+
+    def met(self, draw: Draw, frame: Frame, least: np.ndarray) -> np.ndarray:
+        """How many rows have a derivative above `least` by each of the coordinates, shape (m,); with noise."""
+        centre = self._centre_of_met()
+        found = self._met(self._target, draw, self._cast(frame), jnp.asarray(least, self.dtype))
+        return np.asarray(found.value, float) + centre * (self._target.num_rows if centre.any() else 0)
 
     def bounds(
         self, draws: Draw, frame: Frame, smallest: np.ndarray, threshold: float | np.ndarray, grid: Grid = BOUND_GRID
@@ -312,11 +330,27 @@ class Survey:
     def _count_rows(self, target: PrivateTarget, draw: Draw) -> jax.Array:
         return target.release_sum(draw, lambda row: jnp.ones((), self.dtype), 1.0).value
 
-    def _find_scales(self, target, draws, frame, smallest, threshold) -> jax.Array:
+    def _find_scales(self, target, draws, frame, grid, smallest, threshold, kinds) -> jax.Array:
         def of_kinds(row: tuple) -> jax.Array:
-            return jnp.max(jnp.where(self.kinds, jnp.abs(row_gradient(self.cut, frame, row)), 0), 1)
+            return jnp.max(jnp.where(kinds, jnp.abs(row_gradient(self.cut, frame, row)), 0), 1)
 
-        return target.find_bounds(draws, of_kinds, SCALE_GRID, smallest, threshold, self.size)
+        return target.find_bounds(draws, of_kinds, grid, smallest, threshold, self.size)
+
+    def _centre_of_met(self) -> np.ndarray:
+        """What is taken off each row's part: the middle, but of kinds of which a row has one coordinate."""
+        alone = self.kinds[self.kinds.sum(1) == 1].any(0)
+        return 0.5 * alone if self._target.has_public_size else np.zeros(self.size)
+
+    def _sum_met(self, target, draw, frame, least) -> Released:
+        centre = self._centre_of_met()
+        # Of each kind a row has one coordinate, or its single one.
+        norm = math.sqrt(sum(centre[kind].max() ** 2 or 1.0 for kind in self.kinds))
+
+        def met(row: tuple) -> jax.Array:
+            found = jnp.abs(row_gradient(self.cut, frame, row)) > least
+            return found.astype(self.dtype) - jnp.asarray(centre, self.dtype)
+
+        return target.release_sum(draw, met, norm * _ROOM, self.size)
 
     def _find_bounds(self, target, draws, frame, grid, smallest, threshold) -> jax.Array:
         scores = self._row_scores(frame, jnp.asarray(jnp.inf, self.dtype))

@@ -11,6 +11,8 @@ SCORE_ROOM = 1.2
 """Over the root mean square of a row's norm in a frame that is right, where bounds are not searched for."""
 _NARROWEST, _WIDEST = 1e-7, 1e3
 """Widths of a frame, over the prior's."""
+_LEAST_LEFT = 1 / 64
+"""Of a frame's precision, what is left at least without that of frames."""
 
 
 def typical_norm(size: int, num_rows: float) -> float:
@@ -19,10 +21,14 @@ def typical_norm(size: int, num_rows: float) -> float:
 
 
 class NormalPrior(NamedTuple):
-    """A rough normal law of phi, from prior draws; it guides the search and enters no posterior."""
+    """A rough normal law of phi, from prior draws; it guides the search and enters no posterior.
+
+    :ivar of_frames: precision that frames have beside it, of each coordinate: see `numpyro_dp.preparation.first_frame`.
+    """
 
     mean: np.ndarray
     covariance: np.ndarray
+    of_frames: np.ndarray | float = 0.0
 
     def in_frame(self, frame: Frame) -> tuple[np.ndarray, np.ndarray]:
         """Slope of its log density at the frame's centre, and its precision, in the frame's coordinates."""
@@ -30,6 +36,12 @@ class NormalPrior(NamedTuple):
         precision = whitening.T @ np.linalg.solve(self.covariance, whitening)
         slope = whitening.T @ np.linalg.solve(self.covariance, self.mean - np.asarray(frame.center))
         return slope, (precision + precision.T) / 2
+
+    def for_next(self, frame: Frame) -> np.ndarray:
+        """The precision beside the rows' that the next frame has, in the coordinates of this one."""
+        whitening = np.asarray(frame.whitening)
+        added = np.broadcast_to(self.of_frames, len(whitening))
+        return self.in_frame(frame)[1] + (whitening.T * added) @ whitening
 
     def log_density(self, phi: np.ndarray) -> float:
         """Up to a constant."""
@@ -70,3 +82,11 @@ def within_reason(whitening: np.ndarray, prior: NormalPrior) -> np.ndarray:
     left, widths, right = np.linalg.svd(np.linalg.solve(root, whitening))
     kept = np.clip(widths, _NARROWEST, _WIDEST)
     return whitening if np.array_equal(kept, widths) else root @ (left * kept) @ right
+
+
+def as_wide_as_the_posterior(frame: Frame, of_frames: np.ndarray | float) -> Frame:
+    """The frame without the precision that it has for the sake of few rows (`NormalPrior.of_frames`)."""
+    whitening = np.asarray(frame.whitening)
+    added = np.broadcast_to(of_frames, len(whitening))
+    values, vectors = np.linalg.eigh(np.eye(len(whitening)) - (whitening.T * added) @ whitening)
+    return frame._replace(whitening=whitening @ (vectors / np.sqrt(np.maximum(values, _LEAST_LEFT))))

@@ -178,7 +178,7 @@ def last_releases(
     :param found: where the search has ended.
     :param rho: for all of it.
     """
-    m = survey.size
+    m, prior = survey.size, prior._replace(of_frames=found.of_frames)
     n, frame = found.num_rows, found.frame
     before = [LastRelease(here.frame, here.bounds, here.found) for here in found.near] if survey.centres else []
     stages: list[LastRelease] = []
@@ -266,7 +266,7 @@ def _left(carried: np.ndarray, scale: float, found: Derivatives) -> float:
 def recentred(surrogate: Surrogate, prior: NormalPrior) -> Frame:
     """The frame around the posterior's mode, in which it would be about N(0, I) without noise."""
     frame, shift = surrogate.frame, mode(surrogate, prior)
-    _, precision = prior.in_frame(frame)
+    precision = prior.for_next(frame)
     values, vectors = np.linalg.eigh(surrogate.curvature)
     edge = noise_edge(surrogate.curvature_scale, len(values))
     whole = (vectors * np.maximum(values, min(1.0, edge / 4))) @ vectors.T + precision

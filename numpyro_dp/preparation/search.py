@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_dp.preparation.derivatives import BOUND_GRID, SCALE_GRID, Bounds, Derivatives, Frame, Survey
+from numpyro_dp.preparation.derivatives import BOUND_GRID, Bounds, Derivatives, Frame, Survey
+from numpyro_dp.preparation.first_frame import SPARSE_PRICE, SPARSE_SHARE, first_frame
 from numpyro_dp.preparation.frames import SCORE_ROOM, NormalPrior, typical_norm, within_reason
 from numpyro_dp.preparation.fund import Fund, Wish
 from numpyro_dp.privacy.draws import Draw
@@ -43,13 +44,6 @@ LINE = 8.0 ** np.arange(1, -8, -1)
 """Multiples of a step that are compared."""
 _UNSEEN = 0.35
 """A clip bound is searched for that so many of the rows exceed."""
-_SPARSE, _SPARSE_PRICE, _SPARSE_SHARE = 0.03, 50.0, 0.03
-"""A scale is searched for that so many of the rows exceed, if their count can be told: a group's effect is in the rows
-of the group only. It is paid for up to so many times, if that is no more than this share of the budget."""
-_TELLS, _HALF = 4.0, 0.5
-"""A count can be told that is so many standard deviations of its noise; but no more than half of the rows are asked
-for. There are some four counts for each coordinate above which no row is. At 3, one run in 16 of 12 coordinates would
-take noise for rows, and start in a frame that is far too narrow."""
 _WIDENS = 1 / 16
 """A round raises eigenvalues of the posterior's precision to this, where the frame says 1: an outcome that is all but
 certain says nothing about its parameters, and the frame would become as wide as the prior."""
@@ -148,12 +142,14 @@ class Found(NamedTuple):
     :ivar rounds: what was released on the way.
     :ivar num_rows: n; with noise where it is private.
     :ivar room: of clip bounds, over those of normal covariates, where a few rows say nearly all.
+    :ivar of_frames: of the prior, see `NormalPrior`.
     """
 
     frame: Frame
     rounds: list[Round]
     num_rows: float
     room: float = 1.0
+    of_frames: np.ndarray | float = 0.0
 
     @property
     def near(self) -> list[Round]:
@@ -195,8 +191,9 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
     cheapest = scales + EXPECTED_ROUNDS * (bounds + derivatives + line)
     factor = min(allowed / cheapest, max(1.0, min(RICH, RICH_SHARE * rho / cheapest)))
     prices = _Prices(*(factor * price for price in (bounds, derivatives, line)))
-    of_scales = max(factor * scales, min(_SPARSE_PRICE * scales, _SPARSE_SHARE * rho))
-    frame = _first_frame(survey, prior, near, fund, of_scales, n)
+    of_scales = max(factor * scales, min(SPARSE_PRICE * scales, SPARSE_SHARE * rho))
+    frame, of_frames = first_frame(survey, prior, near, fund, of_scales, n)
+    prior = prior._replace(of_frames=of_frames)
     rounds: list[Round] = []
     usable = None
     room = 1.0  # of clip bounds, over those of normal covariates
@@ -215,18 +212,18 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
         if here.is_enough:
             affordable = min(_RARE_ROOM, math.sqrt(_AFFORDABLE * survey.power * n * rho / m))
             if before is not None:
-                return Found(frame, rounds, n, affordable)
+                return Found(frame, rounds, n, affordable, of_frames)
             lost = 1.0
             if survey.centres and affordable >= _LEAST_ROOM:
                 lost = _lost(survey, fund, here, prices.line, n)
             if lost < _MOST_LOST:
                 break
-            before = Found(frame, list(rounds), n)
+            before = Found(frame, list(rounds), n, 1.0, of_frames)
             room = max(room, affordable)
             frame = frame._replace(whitening=np.asarray(here.frame.whitening) / math.sqrt(lost))
         worth = max(worth * here.worth, 1.0)
     # Where the budget does not carry the search on from there, nobody knows where it is.
-    return before or Found(frame if usable is None else usable, rounds, n)
+    return before or Found(frame if usable is None else usable, rounds, n, 1.0, of_frames)
 
 
 def _lost(survey: Survey, fund: Fund, here: Round, price: float, n: float) -> float:
@@ -244,18 +241,6 @@ def _lost(survey: Survey, fund: Fund, here: Round, price: float, n: float) -> fl
 
 def _count(survey: Survey, fund: Fund, rho: float) -> float:
     return max(survey.count(fund.ask(count=Wish(rho))["count"]), 1.0)
-
-
-def _first_frame(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, rho: float, n: float) -> Frame:
-    """Around the start, as wide as the prior or as the rows' derivatives there allow, whatever is less."""
-    frame = Frame(near.mean, np.diag(np.sqrt(np.diag(near.covariance))))
-    kinds = survey.kinds
-    draws = fund.ask(scales=Wish(rho, SCALE_GRID.num_counts, (len(kinds),)))["scales"]
-    noise = math.sqrt(len(kinds) * SCALE_GRID.num_counts / (2 * rho)) / n  # of the share that is counted
-    exceeding = min(max(_SPARSE, _TELLS * noise), _HALF)
-    scales = survey.scales(draws, frame, 2.0**-20, exceeding * n) / np.sqrt(kinds.sum(1))  # each has its share of rows
-    whitening = np.asarray(frame.whitening) / np.maximum(1, scales @ kinds * math.sqrt(survey.power * n) / 2)
-    return frame._replace(whitening=within_reason(whitening, prior))
 
 
 def _round(
@@ -281,8 +266,7 @@ def _round(
         length = _length(survey, draw, prior, frame, step, float(bounds.score))
         if length == 0 and is_short and noise < _LOUD * m:
             length = 1.0
-    _, precision = prior.in_frame(frame)
-    precisions = np.linalg.eigvalsh(found.information + precision)
+    precisions = np.linalg.eigvalsh(found.information + prior.for_next(frame))
     least, most = float(precisions[0]), float(precisions[-1])
     return Round(frame, bounds, found, step, length, distance, noise, edge, least, most)
 
@@ -350,8 +334,7 @@ def _known(found: Derivatives, edge: float) -> np.ndarray:
 
 def _next_frame(here: Round, prior: NormalPrior) -> Frame:
     frame = here.frame
-    _, precision = prior.in_frame(frame)
-    values, vectors = np.linalg.eigh(_known(here.found, here.edge) + precision)
+    values, vectors = np.linalg.eigh(_known(here.found, here.edge) + prior.for_next(frame))
     whitening = np.asarray(frame.whitening)
     center = frame.center + whitening @ (here.length * here.step)
     return Frame(center, within_reason(whitening @ (vectors / np.sqrt(values)), prior))

@@ -82,7 +82,7 @@ def check(
     :param surrogates, stages: of `last_releases`.
     """
     m, n, surrogate = survey.size, found.num_rows, surrogates[-1]
-    frame, last = recentred(surrogate, prior), stages[-1]
+    frame, last = recentred(surrogate, prior._replace(of_frames=found.of_frames)), stages[-1]
     of_bound = _BOUND_SHARE * rho
     half = np.random.default_rng(0).standard_normal((_POINTS, m))
     points = np.concatenate([half, -half])
