@@ -363,8 +363,8 @@ class PreparedKernel(DPKernel):
         if self._has_own_chain or options.mode == "walk":
             found = found._replace(frame=as_wide_as_the_posterior(found.frame, found.of_frames))
             return (self._own if self._has_own_chain else self._walk)(begun, fund, found)
-        surrogates, stages = last_releases(survey, found, prior, fund, fund.left - FIT_SHARE * whole)
-        checked, surrogate = check(survey, found, surrogates, stages, prior, fund, fund.left)
+        surrogates, stages, guide = last_releases(survey, found, prior, fund, fund.left - FIT_SHARE * whole)
+        checked, surrogate = check(survey, found, surrogates, stages, guide, fund, fund.left)
         start, covariance = start_near(cut, recentred(surrogate, prior), z_prior)
         return Prepared(
             "surrogate",

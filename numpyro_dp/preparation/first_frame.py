@@ -30,16 +30,20 @@ _TELLS, _HALF = 4.0, 0.5
 """A count can be told that is so many standard deviations of its noise; but no more than half of the rows are asked
 for. There are some four counts for each coordinate above which no row is. At 3, one run in 16 of 12 coordinates would
 take noise for rows, and start in a frame that is far too narrow."""
-_MET_SHARE, _MET, _FEW = 0.02, 1 / 64, 0.25
-"""Of the budget, for the counts of rows that have a derivative at all: above this part of what was found to be a bound.
-Where fewer rows than this share have one, a better bound is searched for."""
+_MET_SHARE, _MET = 0.02, 1 / 64
+"""Of the budget, for the counts of rows that have a derivative at all: above this part of the bound that was found."""
+_FEW, _FEW_OF_MANY = 0.25, 0.6
+"""Rows of a coordinate are few below this share of all, and below this part of the share of one coordinate: of more,
+the clip leaves what fits the frame."""
 _RARE_SHARE, _RARE_TELLS, _MOST_RARE = 0.08, 3.0, 0.1
 """Of the budget, for better bounds; which counts they can tell; and of the rows, what that may be at most."""
 _RESOLVED, _GROUP_RESOLVED = 9.4, 6.5
 """Times ``sqrt(m / rho)``: what fewer rows say in such a frame, the noise in the information would hide. The second is
 for groups, whose bound is that of all groups' rows."""
-_TYPICAL = 1 / 3
-"""Of a bound that was found, a typical derivative: few rows exceed it, and the grid's steps round up."""
+_TYPICAL = 1 / 6
+"""Of a bound that was found, what shall not be clipped. A typical derivative is a third: few rows exceed the bound, and
+the grid's steps round up. The rest is room for coordinates that are correlated (a flag, and its product with another
+covariate): with a third, the frame was too narrow where their sum is known best, and noise hid what is left."""
 
 
 def first_frame(
@@ -67,8 +71,9 @@ def first_frame(
     draw = fund.ask(met=Wish(_MET_SHARE * whole, 1, (survey.size,)))["met"]
     met = survey.met(draw, frame, np.where(found, _MET * bounds, LEAST_SCALE) @ kinds)
     unclipped = SCORE_ROOM * typical_norm(survey.size, counted)
-    of_groups = np.where(met > of_group, (bounds * (found & is_group)) @ kinds, 0)
-    few = kinds[~is_group & ~(found & (kinds @ met > _FEW * n))]
+    are_few = met < min(_FEW, _FEW_OF_MANY / survey.size) * n
+    of_groups = np.where(are_few & (met > of_group), (bounds * (found & is_group)) @ kinds, 0)
+    few = kinds[~is_group & (~found | kinds @ are_few)]
     of_rare = _rare(survey, fund, frame, few, met, _RARE_SHARE * whole, least, n, unclipped)
     too_wide = _TYPICAL * (of_groups + of_rare) / unclipped  # so many times, if above 1
     narrowed = np.where(of_rare > 0, np.minimum(narrowed, 1 / np.maximum(too_wide, 1)), narrowed)

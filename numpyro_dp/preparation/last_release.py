@@ -53,6 +53,9 @@ _LEAST_LEFT = 0.2
 """Of what a release tells here, so much may one elsewhere tell; more only where the information differs by place."""
 _CLEARLY_LEFT = 5.0
 """Standard deviations of noise beyond which it is believed to tell less."""
+_MOST_UNRESOLVED = 2.0
+"""Of the noise in the first of the releases, which has about twice that of all, over what is known in a direction:
+where it is more, frames become as wide as the posterior after all."""
 _MOST_BY_NOISE = 3.0
 """Standard deviations of a step's square by which noise makes it longer, at most."""
 
@@ -170,8 +173,8 @@ def information_share(bounds: Bounds, size: int, num_rows: float, rho: float) ->
 
 def last_releases(
     survey: Survey, found: Found, prior: NormalPrior, fund: Fund, rho: float
-) -> tuple[list[Surrogate], list[LastRelease]]:
-    """The stages, the last one last, and after each the surrogate that is made of all so far.
+) -> tuple[list[Surrogate], list[LastRelease], NormalPrior]:
+    """After each stage the surrogate that is made of all so far; the stages; and the prior that frames were made by.
 
     What the search released near its end is a part of it, where what the clip takes is given back.
 
@@ -194,11 +197,20 @@ def last_releases(
     for _ in range(MOST_FIRST):
         release(FIRST_SHARE * rho, frame)
         rho -= FIRST_SHARE * rho
+        if np.any(prior.of_frames) and unresolved(surrogates[-1], prior) > _MOST_UNRESOLVED:
+            prior = prior._replace(of_frames=0.0)
         frame = recentred(surrogates[-1], prior)
         if is_there(stages[-1], prior):
             break
     release(rho, frame)
-    return surrogates, stages
+    return surrogates, stages, prior
+
+
+def unresolved(surrogate: Surrogate, prior: NormalPrior) -> float:
+    """The largest part of a direction's precision that the information's noise may have made."""
+    _, precision = prior.in_frame(surrogate.frame)
+    edge = noise_edge(surrogate.curvature_scale, len(precision))
+    return float(edge / np.linalg.eigvalsh(surrogate.curvature + precision)[0])
 
 
 def is_there(stage: LastRelease, prior: NormalPrior) -> bool:

@@ -17,7 +17,7 @@ from numpyro_dp.model.symmetry import Symmetry
 from numpyro_dp.preparation.derivatives import CURVE_GRID, Fit, Frame, Survey
 from numpyro_dp.preparation.frames import NormalPrior
 from numpyro_dp.preparation.fund import Fund, Wish
-from numpyro_dp.preparation.last_release import LastRelease, recentred
+from numpyro_dp.preparation.last_release import LastRelease, recentred, unresolved
 from numpyro_dp.preparation.search import Found, noise_edge
 from numpyro_dp.preparation.surrogate import Surrogate
 
@@ -79,10 +79,10 @@ def check(
 ) -> tuple[Check, Surrogate]:
     """Look at the rows once more; also the surrogate, with the variance of the clipped scores as released.
 
-    :param surrogates, stages: of `last_releases`.
+    :param surrogates, stages, prior: of `last_releases`.
     """
     m, n, surrogate = survey.size, found.num_rows, surrogates[-1]
-    frame, last = recentred(surrogate, prior._replace(of_frames=found.of_frames)), stages[-1]
+    frame, last = recentred(surrogate, prior), stages[-1]
     of_bound = _BOUND_SHARE * rho
     half = np.random.default_rng(0).standard_normal((_POINTS, m))
     points = np.concatenate([half, -half])
@@ -95,15 +95,13 @@ def check(
     fit = survey.fit(draws["fit_bound"], draws["fit"], frame, last.bounds, points, typical / 16, most)
     surrogate = surrogate._replace(variance=_variance(survey, fit, surrogate, frame, last, n))
     _, precision = prior.in_frame(surrogate.frame)
-    whole = surrogate.curvature + precision
-    edge = noise_edge(surrogate.curvature_scale, m)
     moved, reach = _moved(stages[-1], surrogates[-2], prior)
     return Check(
         has_arrived=found.has_arrived,
         moved=moved,
         chance=float(chdtrc(m, moved * m)),
         reach=reach,
-        unresolved=float(edge / np.linalg.eigvalsh(whole)[0]),
+        unresolved=unresolved(surrogate, prior),
         clipped=fit.clipped / n if survey.centres else None,
         outlying=fit.outlying / n if survey.centres else None,
         clipped_noise=fit.clipped_scale / n,

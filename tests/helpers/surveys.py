@@ -156,10 +156,16 @@ class Parabola:
         self.asked.append("count")
         return self.n + self._noise(draw) * self._rng.normal()
 
-    def scales(self, draws, frame, smallest, threshold):
+    def scales(self, draws, frame, grid, smallest, threshold, kinds):
         self.asked.append("scales")
         score, information = self.exact(frame)
-        return np.sqrt(np.diag(information) / self.n + (score / self.n) ** 2)
+        return kinds @ np.sqrt(np.diag(information) / self.n + (score / self.n) ** 2)
+
+    def met(self, draw, frame, least):
+        """All rows tell of all coordinates."""
+        self.asked.append("met")
+        noise = math.sqrt(self.size) / 2 * self._noise(draw) * self._rng.normal(size=self.size)
+        return self.n + noise
 
     def bounds(self, draws, frame, smallest, threshold, grid=None):
         self.asked.append("bounds")

@@ -372,7 +372,9 @@ def test_scales_are_quantiles_of_each_coordinates_derivatives(x64):
     units = np.array([1.0, 1e3, 1e-2])
     gradients = derivatives_by_hand(X, Y)[0] * units
     frame = FRAME._replace(whitening=FRAME.whitening * units)
-    found = survey().scales(searches(SCALE_GRID.num_counts, M), frame, 2.0**-20, 90.0)
+    found = survey().scales(
+        searches(SCALE_GRID.num_counts, M), frame, SCALE_GRID, 2.0**-20, 90.0, np.eye(M, dtype=bool)
+    )
     np.testing.assert_allclose(found, [on_grid(np.abs(g), SCALE_GRID, 2.0**-20, 90.0) for g in gradients.T], rtol=1e-6)
 
 
@@ -383,8 +385,22 @@ def test_coordinates_of_a_kind_are_counted_together(x64):
     frame = Frame(FRAME.center, np.diag([1.0, 2.0, 3.0]))
     p = 1 / (1 + np.exp(-group @ FRAME.center))
     gradients = np.abs(Y - p) * (group @ [1.0, 2.0, 3.0])
-    found = together.scales(searches(SCALE_GRID.num_counts, 1), frame, 2.0**-20, 90.0)
+    found = together.scales(searches(SCALE_GRID.num_counts, 1), frame, SCALE_GRID, 2.0**-20, 90.0, together.kinds)
     np.testing.assert_allclose(found, [on_grid(gradients, SCALE_GRID, 2.0**-20, 90.0)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
+def test_rows_are_counted_that_have_a_derivative(relation, x64):
+    """By each of the coordinates; also where they are of a kind, of which a row has one."""
+    few = X * (np.arange(len(X)) % 7 == 0)[:, None] ** [0, 1, 0]
+    gradients = derivatives_by_hand(few, Y)[0]
+    level = np.array([0.05, 0.5, 1e-6])
+    found = survey_of((few, Y), logistic, relation, can_draw=False).met(draw(M), FRAME, level)
+    np.testing.assert_allclose(found, (np.abs(gradients) > level).sum(0), atol=0.01)
+    group = np.eye(M)[np.minimum(np.arange(len(Y)) % 5, M - 1)]
+    together = survey_of((group, Y), logistic, relation, can_draw=False, apart=~np.eye(M, dtype=bool))
+    found = together.met(draw(M), Frame(FRAME.center, np.eye(M)), np.zeros(M))
+    np.testing.assert_allclose(found, group.sum(0), atol=0.01)
 
 
 def test_a_kind_has_coordinates_of_which_no_row_has_two():

@@ -62,6 +62,7 @@ SLOPE_GRID = Grid(4.0, 3)
 KINDS = {
     "count": 1,
     "scales": SCALE_GRID.num_counts,
+    "met": 1,
     "bounds": BOUND_GRID.num_counts,
     "last bounds": LAST_BOUND_GRID.num_counts,
     "derivatives": 1,
@@ -102,7 +103,8 @@ def ask_everything(survey, bounds, up):
         return searches(grid.num_counts, k, hi=noise[: grid.num_counts])
 
     survey.count(draw())
-    survey.scales(led(SCALE_GRID, M), FRAME, 2.0**-26, 1.0)
+    survey.scales(led(SCALE_GRID, M), FRAME, SCALE_GRID, 2.0**-26, 1.0, survey.kinds)
+    survey.met(draw(M), FRAME, np.full(M, 0.01))
     survey.bounds(led(BOUND_GRID, 2), FRAME, np.array([2.0**-30, 2.0**-26]), 2.0)
     least, most = np.array([2.0**-9, 2.0**-6]), np.array([1.0, 2.0])
     survey.bounds(led(LAST_BOUND_GRID, 2), FRAME, least, most, LAST_BOUND_GRID)
@@ -204,7 +206,7 @@ def test_the_sensitivity_is_reached(relation, recorded):
     survey, bounds = shared_survey(relation), np.array([1e-3, 1e-3])
     # One that exceeds all bounds, and one that exceeds none.
     moves, _ = largest_moves(survey, recorded, neighbours(relation, LARGE, QUIET), bounds, ALL_UP)
-    for kind in ("scales", "bounds", "last bounds", "fit bound", "slope"):
+    for kind in ("scales", "met", "bounds", "last bounds", "fit bound", "slope"):
         assert 1 - 2e-3 < moves[kind] <= 1, kind
     assert moves["count"] == (0 if relation == "replace_one" else 1)
     if relation == "add_or_remove_one":

@@ -184,7 +184,7 @@ def checked(away=0.0, seed=0, change=None, centres=True, rho=RHO):
     if change is not None:
         survey.fit = lambda *args: change(fit(*args))
     found = Found(Frame(PLACE + ROOT @ np.full(M, away / math.sqrt(M)), ROOT), [], float(N))
-    surrogates, stages = last_releases(survey, found, PRIOR, fund, 0.9 * rho)
+    surrogates, stages, _ = last_releases(survey, found, PRIOR, fund, 0.9 * rho)
     result, surrogate = check(survey, found, surrogates, stages, PRIOR, fund, fund.left)
     return result._replace(has_arrived=True), surrogate, stages, fund
 
