@@ -8,7 +8,7 @@ rows is just not clipped. To find out is paid for:
 
     1. for each kind of coordinate (`Survey.kinds`), a bound that some of the rows' derivatives exceed;
     2. how many rows have a derivative at all, by each coordinate;
-    3. if some coordinates have few, a better bound for these.
+    3. if some coordinates have few, and not next to none, a better bound for these.
 
 Constants were chosen on rows and models that are in no benchmark: see docs/small-eps.md.
 """
@@ -73,7 +73,7 @@ def first_frame(
     unclipped = SCORE_ROOM * typical_norm(survey.size, counted)
     are_few = met < min(_FEW, _FEW_OF_MANY / survey.size) * n
     of_groups = np.where(are_few & (met > of_group), (bounds * (found & is_group)) @ kinds, 0)
-    few = kinds[~is_group & (~found | kinds @ are_few)]
+    few = kinds[~is_group & (~found | kinds @ are_few) & (kinds @ met > least / 2)]
     of_rare = _rare(survey, fund, frame, few, met, _RARE_SHARE * whole, least, n, unclipped)
     too_wide = _TYPICAL * (of_groups + of_rare) / unclipped  # so many times, if above 1
     narrowed = np.where(of_rare > 0, np.minimum(narrowed, 1 / np.maximum(too_wide, 1)), narrowed)

@@ -40,10 +40,10 @@ def with_a_flag(share, n=N):
 def test_what_few_rows_tell_is_not_clipped(share):
     frame, of_frames, fund = start_of(with_a_flag(share))
     assert of_frames[0] == of_frames[1] == 0
-    # The frame is as wide as the others may become, and a typical row of the few is about as long there as the bound.
-    width = np.abs(np.diag(frame.whitening))[2]
-    assert width == pytest.approx(of_frames[2] ** -0.5)
-    assert 0.5 < width / (SCORE_ROOM * typical_norm(M, N)) < 2  # a typical derivative is 1, by phi
+    # In the widest frame a typical row of the few, whose derivative by phi is 1, is a few times as long as the bound.
+    widest = of_frames[2] ** -0.5
+    assert np.diag(frame.whitening)[2] <= widest * (1 + 1e-9)
+    assert 1 < widest / (SCORE_ROOM * typical_norm(M, N)) < 6
     assert "rare scales" in spent_by(fund)
 
 
@@ -69,30 +69,26 @@ def test_a_small_budget_asks_for_scales_only():
 
 
 def test_groups_are_as_narrow_as_their_rows_say_unless_they_have_next_to_none():
-    """The bound is that of all groups' rows, of whatever size a group is."""
-    sizes = np.array([0.98, 0.0199, 0.0001])
+    """The bound is that of all groups' rows, of whatever size a group is. Large ones need none."""
+    sizes = np.array([0.87, 0.1299, 0.0001])
     X = np.eye(M)[np.repeat(np.arange(M), np.round(sizes * N).astype(int))]
     frame, of_frames, fund = start_of(X, apart=~np.eye(M, dtype=bool))
-    assert of_frames[0] == of_frames[1] > 0
-    assert of_frames[2] == 0
-    largest = of_frames[0] ** -0.5 / (SCORE_ROOM * typical_norm(M, N))
-    assert 0.5 < largest < 2
+    assert of_frames[0] == of_frames[2] == 0
+    assert 1 < of_frames[1] ** -0.5 / (SCORE_ROOM * typical_norm(M, N)) < 6
     assert "rare scales" not in spent_by(fund)
     assert np.all(np.diag(frame.whitening) > 0)
 
 
 def test_noise_is_hardly_ever_taken_for_rows_whose_derivatives_are_large(monkeypatch):
     """Here all derivatives are 0, so that no coordinate is to be narrower than its start."""
-    monkeypatch.setattr(module, "_MET_SHARE", 1e-5)
-    monkeypatch.setattr(module, "_RARE_SHARE", 1e-4)
+    monkeypatch.setattr(module, "_MOST_RARE", 0.0)
     n, price, times = 200, 0.0225, 300  # a count's noise is a tenth of the rows
     start = NormalPrior(np.zeros(M), np.eye(M))
-    fund = fund_of(2e3 * times * price)
+    fund = fund_of(1.1 * times * price)
     survey = survey_of((np.zeros((n, M)), np.zeros(n)), ledger=fund._ledger)
     found = [first_frame(survey, start, start, fund, price, n) for _ in range(times)]
     assert np.all(np.array([np.diag(frame.whitening) for frame, _ in found]) == 1)
     assert not np.any([of_frames for _, of_frames in found])
-    assert sum("met" in kind for kind in spent_by(fund)) > 0
 
 
 def test_a_frame_is_as_wide_as_the_posterior_without_what_was_added():

@@ -409,11 +409,11 @@ def test_a_search_that_is_led_astray_in_the_end_goes_back_to_its_last_usable_fra
 
     def astray(draw, frame, bounds, share):
         asked = survey.asked.count("derivatives")
-        survey.place = usual + (10.0 * (-1) ** asked if asked > 3 else 0.0)
+        survey.place = usual + (10.0 * (-1) ** asked if asked > 4 else 0.0)
         return derivatives(draw, frame, bounds, share)
 
     survey.derivatives = astray
-    found, _ = found_by(survey, 0.005)
+    found, _ = found_by(survey, 0.008)
     usable = [k for k, here in enumerate(found.rounds) if here.is_usable]
     assert 0 <= usable[-1] < len(found.rounds) - 1
     expected = _next_frame(found.rounds[usable[-1]], WIDE)
