@@ -568,6 +568,40 @@ def logistic_20(rng, n):
     return model, {"X": X, "y": (rng.random(n) < expit(X @ rng.normal(0, 0.3, 21))).astype(int)}
 
 
+@problem("seen", 10_000)
+def uncommon_diagnoses(rng, n):
+    """Covariates that are 0 for nearly all: of half, a tenth, a twentieth, a fiftieth and a hundredth of the rows."""
+
+    def model(diagnosed, x, y):
+        a = numpyro.sample("a", dist.Normal(0, 100))
+        b = normals("b", 30.0, diagnosed.shape[1])
+        c = numpyro.sample("c", dist.Normal(0, 30))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(50))
+        with rows(x.shape[0]):
+            numpyro.sample("y", dist.Normal(a + diagnosed @ b + c * x, sigma), obs=y)
+
+    diagnosed = (rng.random((n, 5)) < [0.5, 0.1, 0.05, 0.02, 0.01]) * 1.0
+    x = rng.standard_normal(n)
+    y = 50 + diagnosed @ [5.0, -4, 6, 8, -10] + 3 * x + 15 * rng.standard_normal(n)
+    return model, {"diagnosed": diagnosed, "x": x, "y": y}
+
+
+@problem("seen", 10_000)
+def wards_of_any_size(rng, n):
+    """Effects of five wards; the smallest has a two hundredth of the rows."""
+
+    def model(ward, age, y):
+        effect = normals("effect", 2.0, 5)
+        b = numpyro.sample("b", dist.Normal(0, 0.5))
+        with rows(age.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=effect[ward] + b * (age - 50)), obs=y)
+
+    ward = rng.choice(5, n, p=[0.6, 0.3, 0.08, 0.015, 0.005])
+    age = rng.integers(18, 90, n) * 1.0
+    y = rng.random(n) < expit(np.array([-0.5, 0.2, 0.5, 1.5, -1.5])[ward] + 0.02 * (age - 50))
+    return model, {"ward": ward, "age": age, "y": y.astype(int)}
+
+
 @problem("seen", 100_000, "curved")
 def banana(rng, n):
     """Curvature differs by row: no coordinates straighten it."""
@@ -728,6 +762,59 @@ def rare_outcome(rng, n):
 
     X = standard(rng, n, 3)
     return model, {"X": X, "y": (rng.random(n) < expit(-4.2 + X @ [0.5, -0.3, 0.4])).astype(int)}
+
+
+@problem("judged", 12_000)
+def uncommon_conditions(rng, n):
+    """A probit regression; of two conditions one in twenty-five and one in fourteen have them."""
+
+    def model(has, age, y):
+        a = numpyro.sample("a", dist.Normal(0, 3))
+        b = normals("b", 2.0, has.shape[1])
+        c = numpyro.sample("c", dist.Normal(0, 1))
+        with rows(age.shape[0]):
+            numpyro.sample("y", dist.BernoulliProbs(jax.scipy.stats.norm.cdf(a + has @ b + c * age)), obs=y)
+
+    has = (rng.random((n, 3)) < [0.04, 0.07, 0.3]) * 1.0
+    age = rng.standard_normal(n)
+    y = -0.4 + has @ [0.7, -0.5, 0.3] + 0.25 * age + rng.standard_normal(n) > 0
+    return model, {"has": has, "age": age, "y": y.astype(int)}
+
+
+@problem("judged", 15_000)
+def costs_by_department(rng, n):
+    """Gamma costs; eight departments, of 40% to 1.5% of the rows."""
+
+    def model(department, severity, cost):
+        effect = numpyro.sample("effect", dist.Normal(6, 3).expand([8]).to_event(1))
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        shape = numpyro.sample("shape", dist.LogNormal(0, 1))
+        with rows(cost.shape[0]):
+            mean = jnp.exp(effect[department] + b * severity)
+            numpyro.sample("cost", dist.Gamma(shape, shape / mean), obs=cost)
+
+    department = rng.choice(8, n, p=[0.4, 0.2, 0.15, 0.1, 0.07, 0.04, 0.025, 0.015])
+    severity = rng.uniform(0, 3, n)
+    mean = np.exp(np.array([6.0, 6.4, 5.5, 7.0, 6.2, 5.0, 7.5, 6.8])[department] + 0.4 * severity)
+    return model, {"department": department, "severity": severity, "cost": rng.gamma(1.8, mean / 1.8)}
+
+
+@problem("judged", 30_000)
+def growth_by_treatment(rng, n):
+    """Three treatments, of which one in seven, one in thirty-three and one in a hundred had each."""
+
+    def model(treated, initial, growth):
+        a = numpyro.sample("a", dist.Normal(0, 50))
+        b = normals("b", 20.0, treated.shape[1])
+        c = numpyro.sample("c", dist.Normal(0, 5))
+        sigma = numpyro.sample("sigma", dist.Exponential(0.1))
+        with rows(growth.shape[0]):
+            numpyro.sample("growth", dist.Normal(a + treated @ b + c * initial, sigma), obs=growth)
+
+    treated = (rng.random((n, 3)) < [0.14, 0.03, 0.01]) * 1.0
+    initial = rng.normal(20, 4, n)
+    growth = 12 + treated @ [3.0, -5.0, 4.0] + 0.3 * initial + 8 * rng.standard_normal(n)
+    return model, {"treated": treated, "initial": initial, "growth": growth}
 
 
 @problem("judged", 9_000)

@@ -53,6 +53,8 @@ _LEAST_LEFT = 0.2
 """Of what a release tells here, so much may one elsewhere tell; more only where the information differs by place."""
 _CLEARLY_LEFT = 5.0
 """Standard deviations of noise beyond which it is believed to tell less."""
+_AGREES = 1.5
+"""Of the largest eigenvalue that noise gives the difference of two informations."""
 _MOST_UNRESOLVED = 2.0
 """Of the noise in the first of the releases, which has about twice that of all, over what is known in a direction:
 where it is more, frames become as wide as the posterior after all."""
@@ -230,7 +232,7 @@ def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:
 
     A score that was taken elsewhere is carried over with the information on the way; what that may be wrong by is
     counted as noise. Where tighter bounds left less of the score and of the information, both count as if they had left
-    as much as here.
+    as much as here; unless they took more in some directions than in others, as where few rows alone tell of one.
     """
     found = here.found
     m = len(found.score)
@@ -245,6 +247,8 @@ def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:
         is_tighter = float(other.bounds.information) < float(here.bounds.information)
         left = _left(carried, scale, found) if is_tighter else 1.0
         scale /= left
+        if left < 1 and not _agrees(carried / left, scale, found):
+            continue
         total = total + carried / left / scale**2
         weight += 1 / scale**2
         moved.append((other.found, change / left, shift, carried / left))
@@ -273,6 +277,12 @@ def _left(carried: np.ndarray, scale: float, found: Derivatives) -> float:
     left = float(np.clip(np.trace(carried) / size, _LEAST_LEFT, 1.0))
     noise = spread * math.hypot(scale, left * found.information_scale) / size
     return left if abs(left - 1) > _CLEARLY_LEFT * noise else 1.0
+
+
+def _agrees(information: np.ndarray, scale: float, found: Derivatives) -> bool:
+    """Whether an information differs from a released one by no more than their noise."""
+    most = np.abs(np.linalg.eigvalsh(information - found.information)).max()
+    return bool(most < _AGREES * noise_edge(math.hypot(scale, found.information_scale), len(information)))
 
 
 def recentred(surrogate: Surrogate, prior: NormalPrior) -> Frame:

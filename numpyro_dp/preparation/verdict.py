@@ -26,6 +26,7 @@ FIT_SHARE = 0.1
 _BOUND_SHARE = 0.3
 """Of that, for a bound of the rows' distances from their tangents."""
 _POINTS = 4  # pairs of them
+_LEAST_VARIANCE, _MOST_VARIANCE = 0.3, 3.0
 _OF_SAMPLING = 0.2  # standard deviation of whether a row is outlying, if it is one of nine that are alike
 
 
@@ -43,7 +44,7 @@ class Check(NamedTuple):
     :ivar outlying: the same of rows that are far further out than the outcomes that the model draws for them.
     :ivar clipped_noise, outlying_noise: standard deviations of the noise in these; of the rows' own chance, too, in the
         second.
-    :ivar variance: of the clipped scores over the information, as released: that of the surrogate.
+    :ivar variance: of the clipped scores over the information, as released: that of the surrogate, but where it has 1.
     :ivar varied: by how many standard deviations of noise the clipped scores vary by more than half of what the model
         expects; None where no model tells.
     :ivar curve: by how much the log likelihood is above a quadratic, at each of some points of about a posterior's
@@ -93,7 +94,9 @@ def check(
     # Where few rows are far from their tangent (kinks), a bound that many exceed would hide them.
     most = min(max(0.005 * n, math.sqrt(CURVE_GRID.num_counts / of_bound)), 0.3 * n)
     fit = survey.fit(draws["fit_bound"], draws["fit"], frame, last.bounds, points, typical / 16, most)
-    surrogate = surrogate._replace(variance=_variance(survey, fit, surrogate, frame, last, n))
+    variance = _variance(survey, fit, surrogate, frame, last, n)
+    # Where few rows alone tell of a coordinate, they are clipped more than others: of those the mean says too little.
+    surrogate = surrogate._replace(variance=max(variance, 1.0) if np.any(found.of_frames) else variance)
     _, precision = prior.in_frame(surrogate.frame)
     moved, reach = _moved(stages[-1], surrogates[-2], prior)
     return Check(
@@ -106,7 +109,7 @@ def check(
         outlying=fit.outlying / n if survey.centres else None,
         clipped_noise=fit.clipped_scale / n,
         outlying_noise=math.hypot(fit.outlying_scale / n, _OF_SAMPLING / math.sqrt(n)),
-        variance=surrogate.variance,
+        variance=variance,
         varied=_varied(fit),
         curve=fit.curve,
         curve_noise=fit.curve_scale,
@@ -133,7 +136,7 @@ def _variance(survey: Survey, fit: Fit, surrogate: Surrogate, frame: Frame, last
     ratio, noise = square / information, survey.power * fit.square_scale / information
     # Where the noise tells nothing, 1: with that, intervals are rather too wide.
     weight = 1 / (1 + (noise / 0.2) ** 2)
-    return float(np.clip(weight * ratio + (1 - weight), 0.3, 3.0))
+    return float(np.clip(weight * ratio + (1 - weight), _LEAST_VARIANCE, _MOST_VARIANCE))
 
 
 def _varied(fit: Fit) -> float | None:
