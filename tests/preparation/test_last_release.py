@@ -198,6 +198,20 @@ def test_what_tighter_bounds_have_left_counts_as_if_they_had_left_all():
     np.testing.assert_allclose(surrogate.score_covariance, np.eye(M) * 1e-6 / (1 + 0.25), rtol=0.05, atol=1e-8)
 
 
+def test_what_tighter_bounds_took_in_some_directions_only_is_not_given_back_in_all():
+    """As where few rows alone tell of two coordinates: the others would seem to be known nearly twice as well."""
+    here = frame_near(PLACE)
+    rng = np.random.default_rng(1)
+    one, other = released(rng, here, 0.05, 0.01), released(rng, here, 0.05, 0.01)
+    left = np.sqrt([1.0, 1.0, 0.05, 0.05])
+    found = other.found._replace(
+        score=left * other.found.score, information=np.outer(left, left) * derivatives(here)[1]
+    )
+    surrogate = combine(one, [LastRelease(here, Bounds(0.5, 0.5), found)])
+    np.testing.assert_array_equal(surrogate.curvature, combine(one, []).curvature)
+    np.testing.assert_array_equal(surrogate.score, combine(one, []).score)
+
+
 def test_an_information_from_a_narrower_frame_is_as_much_noisier_as_it_is_larger():
     here, there = frame_near(PLACE), frame_near(PLACE)
     there = there._replace(whitening=there.whitening / 2)
