@@ -55,6 +55,8 @@ _CLEARLY_LEFT = 5.0
 """Standard deviations of noise beyond which it is believed to tell less."""
 _AGREES = 1.5
 """Of the largest eigenvalue that noise gives the difference of two informations."""
+_MORE_ROOM = 4.0
+"""By which a frame becomes wider along a coordinate, where it was too narrow for what its rows say to be seen."""
 _MOST_UNRESOLVED = 2.0
 """Of the noise in the first of the releases, which has about twice that of all, over what is known in a direction:
 where it is more, frames become as wide as the posterior after all."""
@@ -199,13 +201,40 @@ def last_releases(
     for _ in range(MOST_FIRST):
         release(FIRST_SHARE * rho, frame)
         rho -= FIRST_SHARE * rho
-        if np.any(prior.of_frames) and unresolved(surrogates[-1], prior) > _MOST_UNRESOLVED:
-            prior = prior._replace(of_frames=0.0)
-        frame = recentred(surrogates[-1], prior)
-        if is_there(stages[-1], prior):
+        of_frames = _with_room(surrogates[-1], prior, is_last=len(stages) == MOST_FIRST)
+        widened, prior = of_frames < prior.of_frames, prior._replace(of_frames=of_frames)
+        frame = _at_least_as_wide(recentred(surrogates[-1], prior), prior, widened)
+        if is_there(stages[-1], prior) and not widened.any():
             break
     release(rho, frame)
     return surrogates, stages, prior
+
+
+def _with_room(surrogate: Surrogate, prior: NormalPrior, is_last: bool) -> np.ndarray:
+    """`NormalPrior.of_frames`, with less for a coordinate of which noise hides what its rows say in such a frame.
+
+    Scales were found at the start, where derivatives may be far larger than around the posterior.
+
+    :param is_last: whether there is no other release that could tell whether there is room enough now.
+    """
+    of_frames = np.broadcast_to(np.asarray(prior.of_frames, float), len(surrogate.curvature)).copy()
+    if not of_frames.any():
+        return of_frames
+    inverse = np.linalg.inv(np.asarray(surrogate.frame.whitening))
+    told = np.diag(inverse.T @ surrogate.curvature @ inverse)  # by each coordinate, where the others are known
+    hidden = told < of_frames * noise_edge(surrogate.curvature_scale, len(told))
+    if not hidden.any() and unresolved(surrogate, prior) > _MOST_UNRESOLVED:
+        return np.zeros_like(of_frames)
+    of_frames[hidden] *= 0 if is_last else _MORE_ROOM**-2
+    return of_frames
+
+
+def _at_least_as_wide(frame: Frame, prior: NormalPrior, which: np.ndarray) -> Frame:
+    """The frame, along some coordinates as wide as `NormalPrior.of_frames` and the prior allow."""
+    whitening = np.asarray(frame.whitening)
+    allowed = (1 / np.diag(prior.covariance) + prior.of_frames) ** -0.5
+    factors = np.where(which, np.maximum(allowed / np.linalg.norm(whitening, axis=1), 1), 1)
+    return frame._replace(whitening=factors[:, None] * whitening)
 
 
 def unresolved(surrogate: Surrogate, prior: NormalPrior) -> float:
