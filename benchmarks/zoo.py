@@ -602,6 +602,24 @@ def wards_of_any_size(rng, n):
     return model, {"ward": ward, "age": age, "y": y.astype(int)}
 
 
+@problem("seen", 15_000)
+def costs_by_department(rng, n):
+    """Gamma costs; eight departments, of 40% to 1.5% of the rows."""
+
+    def model(department, severity, cost):
+        effect = numpyro.sample("effect", dist.Normal(6, 3).expand([8]).to_event(1))
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        shape = numpyro.sample("shape", dist.LogNormal(0, 1))
+        with rows(cost.shape[0]):
+            mean = jnp.exp(effect[department] + b * severity)
+            numpyro.sample("cost", dist.Gamma(shape, shape / mean), obs=cost)
+
+    department = rng.choice(8, n, p=[0.4, 0.2, 0.15, 0.1, 0.07, 0.04, 0.025, 0.015])
+    severity = rng.uniform(0, 3, n)
+    mean = np.exp(np.array([6.0, 6.4, 5.5, 7.0, 6.2, 5.0, 7.5, 6.8])[department] + 0.4 * severity)
+    return model, {"department": department, "severity": severity, "cost": rng.gamma(1.8, mean / 1.8)}
+
+
 @problem("seen", 100_000, "curved")
 def banana(rng, n):
     """Curvature differs by row: no coordinates straighten it."""
@@ -779,24 +797,6 @@ def uncommon_conditions(rng, n):
     age = rng.standard_normal(n)
     y = -0.4 + has @ [0.7, -0.5, 0.3] + 0.25 * age + rng.standard_normal(n) > 0
     return model, {"has": has, "age": age, "y": y.astype(int)}
-
-
-@problem("judged", 15_000)
-def costs_by_department(rng, n):
-    """Gamma costs; eight departments, of 40% to 1.5% of the rows."""
-
-    def model(department, severity, cost):
-        effect = numpyro.sample("effect", dist.Normal(6, 3).expand([8]).to_event(1))
-        b = numpyro.sample("b", dist.Normal(0, 1))
-        shape = numpyro.sample("shape", dist.LogNormal(0, 1))
-        with rows(cost.shape[0]):
-            mean = jnp.exp(effect[department] + b * severity)
-            numpyro.sample("cost", dist.Gamma(shape, shape / mean), obs=cost)
-
-    department = rng.choice(8, n, p=[0.4, 0.2, 0.15, 0.1, 0.07, 0.04, 0.025, 0.015])
-    severity = rng.uniform(0, 3, n)
-    mean = np.exp(np.array([6.0, 6.4, 5.5, 7.0, 6.2, 5.0, 7.5, 6.8])[department] + 0.4 * severity)
-    return model, {"department": department, "severity": severity, "cost": rng.gamma(1.8, mean / 1.8)}
 
 
 @problem("judged", 30_000)

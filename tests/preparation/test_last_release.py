@@ -17,6 +17,8 @@ from numpyro_dp.preparation.last_release import (
     FIRST_SHARE,
     MOST_FIRST,
     LastRelease,
+    _at_least_as_wide,
+    _with_room,
     combine,
     information_share,
     is_there,
@@ -236,6 +238,46 @@ def test_an_information_that_noise_has_made_negative_is_0_there():
     found = Derivatives(np.zeros(M), 0.5, np.diag([-3.0, 0.01, 1.0, 5.0]), 0.2)
     surrogate = combine(LastRelease(frame_near(PLACE), Bounds(1.0, 1.0), found), [])
     np.testing.assert_allclose(np.linalg.eigvalsh(surrogate.curvature), [0, 0.01, 1.0, 5.0], atol=1e-12)
+
+
+# -- What few rows tell ------------------------------------------------------------------------------------------------
+
+NARROW = Frame(np.zeros(M), np.diag([0.1, 0.1, 0.02, 0.02]))  # two coordinates are as narrow as few rows have them
+
+
+def narrow(*information, scale=0.02):
+    """A surrogate in that frame, and a wide prior with what it has for frames."""
+    surrogate = Surrogate(NARROW, np.zeros(M), 0.1 * np.eye(M), np.diag(information), scale)
+    return surrogate, NormalPrior(np.zeros(M), 25 * np.eye(M), np.array([0, 0, 0.02**-2, 0.02**-2]))
+
+
+def test_a_frame_that_is_too_narrow_for_what_few_rows_say_gets_more_room():
+    """The noise has a largest eigenvalue of about .06: of the last coordinate it hides what the rows say."""
+    surrogate, prior = narrow(1.0, 1.0, 0.3, 0.01)
+    more = _with_room(surrogate, prior, is_last=False)
+    np.testing.assert_allclose(more, [0, 0, 0.02**-2, 0.08**-2])
+    wider = _at_least_as_wide(NARROW, prior._replace(of_frames=more), more < prior.of_frames)
+    np.testing.assert_allclose(np.diag(wider.whitening), [0.1, 0.1, 0.02, 0.08], rtol=1e-3)
+    np.testing.assert_allclose(_with_room(surrogate, prior, is_last=True), [0, 0, 0.02**-2, 0])
+    none = np.zeros(M)
+    as_the_prior = _at_least_as_wide(NARROW, prior._replace(of_frames=none), none < prior.of_frames)
+    np.testing.assert_allclose(np.diag(as_the_prior.whitening), [0.1, 0.1, 5, 5])
+
+
+def test_what_is_seen_keeps_its_frame():
+    surrogate, prior = narrow(1.0, 1.0, 0.3, 0.3)
+    np.testing.assert_array_equal(_with_room(surrogate, prior, is_last=False), prior.of_frames)
+    plain = prior._replace(of_frames=0.0)
+    assert not _with_room(narrow(1.0, 1.0, 0.0, 0.0)[0], plain, is_last=True).any()
+    assert _at_least_as_wide(NARROW, prior, np.zeros(M, bool)).whitening.tolist() == NARROW.whitening.tolist()
+
+
+def test_frames_widen_where_a_sum_of_coordinates_is_hidden():
+    """Of each, where the other is known, the rows say enough; not of the direction in which both change."""
+    surrogate, prior = narrow(1.0, 1.0, 1.0, 1.0)
+    curvature = surrogate.curvature.copy()
+    curvature[2:, 2:] = [[0.3, 0.299], [0.299, 0.3]]
+    assert not _with_room(surrogate._replace(curvature=curvature), prior, is_last=False).any()
 
 
 # -- The posterior's mode ----------------------------------------------------------------------------------------------

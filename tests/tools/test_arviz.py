@@ -45,8 +45,11 @@ def mcmc():
 
 @pytest.fixture(scope="module")
 def prepared_mcmc():
-    """With a budget that is enough, so that nothing is doubted: warnings are errors."""
-    table = (np.tile(X, (40, 1)), np.tile(Y, 40), np.tile(GROUP, 40))
+    """With a budget that is enough, and rows as the model says, so that nothing is doubted: warnings are errors."""
+    rng = np.random.default_rng(1)
+    x, group = rng.normal(size=(40 * N, 2)), rng.integers(0, 3, 40 * N)
+    logits = x @ [0.5, -0.3] + np.array([0.2, -0.4, 0.1])[group]
+    table = x, (rng.random(40 * N) < 1 / (1 + np.exp(-logits))).astype(int), group
     mcmc = MCMC(DPHMC(model, eps=20.0, noise_seed=1), num_warmup=200, num_samples=500, progress_bar=False)
     mcmc.run(jax.random.key(0), table[0], y=table[1], group=table[2])
     return mcmc
