@@ -280,6 +280,7 @@ def unmixed(draws: Mapping[str, Any]) -> list[str]:
     with np.errstate(all="ignore"):
         r_hat, size = split_gelman_rubin(flat), effective_sample_size(flat)
         stuck = not np.isfinite(flat).all()
+    size = np.where(size < 0, np.inf, size)  # so it is of a few draws that alternate: better than independent ones
     # Of independent draws R-hat is above 1 by about 1 / length.
     worst, least = float(np.nanmax(r_hat, initial=1.0)), float(np.nanmin(size, initial=np.inf))
     if not stuck and worst < 1.01 + 10 / length and least > min(400, 0.2 * chains * length):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpyro.diagnostics import effective_sample_size
 from scipy.stats import chi2
 
 from numpyro_dp.model.coordinates import Cut
@@ -299,6 +300,10 @@ def test_chains_that_agree_are_not_doubted():
     factor[..., 0, 0], factor[..., 1, :] = 1, draws_of()["b"]  # as of a Cholesky factor
     assert unmixed({"factor": factor}) == []
     assert unmixed({"none": np.zeros((4, 500, 0))}) == []
+    # Of draws that alternate, the effective size is estimated below 0.
+    alternating = (-1.0) ** np.arange(20) + 0.1 * np.random.default_rng(0).normal(size=20)
+    assert effective_sample_size(alternating[None]) < 0
+    assert unmixed({"b": alternating[None]}) == []
 
 
 @pytest.mark.parametrize(
