@@ -175,18 +175,19 @@ PRIOR = NormalPrior(np.zeros(M), 4 * np.eye(M))
 ROOT = np.linalg.inv(np.linalg.cholesky(PRECISION)).T
 
 
-def checked(away=0.0, seed=0, change=None, centres=True, rho=RHO):
+def checked(away=0.0, seed=0, change=None, centres=True, rho=RHO, of_frames=0.0):
     """A surrogate from so many posterior standard deviations away, and its check.
 
     :param change: what the last look says otherwise, from a `Fit` to another one.
+    :param of_frames: see `NormalPrior`.
     """
     survey, fund = Parabola(PLACE, PRECISION, N, seed, centres=centres), fund_of(rho)
     fit = survey.fit
     if change is not None:
         survey.fit = lambda *args: change(fit(*args))
-    found = Found(Frame(PLACE + ROOT @ np.full(M, away / math.sqrt(M)), ROOT), [], float(N))
-    surrogates, stages, _ = last_releases(survey, found, PRIOR, fund, 0.9 * rho)
-    result, surrogate = check(survey, found, surrogates, stages, PRIOR, fund, fund.left)
+    found = Found(Frame(PLACE + ROOT @ np.full(M, away / math.sqrt(M)), ROOT), [], float(N), 1.0, of_frames)
+    surrogates, stages, prior = last_releases(survey, found, PRIOR, fund, 0.9 * rho)
+    result, surrogate = check(survey, found, surrogates, stages, prior, fund, fund.left)
     return result._replace(has_arrived=True), surrogate, stages, fund
 
 
@@ -250,6 +251,18 @@ def test_the_last_look_is_reported_as_a_share_of_the_rows():
     np.testing.assert_array_equal(result.curve, changes["curve"])
     uncentred, *_ = checked(centres=False)
     assert uncentred.clipped is uncentred.outlying is None
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 1.0), (2.0, 2.0)])
+def test_where_few_rows_tell_of_a_coordinate_scores_are_not_taken_to_vary_less_than_the_model_says(share, expected):
+    """Their own are clipped more than others', of which the mean then says too little."""
+    options = {"change": lambda fit: fit._replace(square=share * fit.square, square_scale=1e-9)}
+    of_frames = np.array([0.0, 0.0, 0.1 * PRECISION[2, 2]])
+    result, surrogate, *_ = checked(of_frames=of_frames, **options)
+    assert result.variance == pytest.approx(share, rel=0.1)
+    assert surrogate.variance == pytest.approx(expected, rel=0.1)
+    plain, surrogate, *_ = checked(**options)
+    assert surrogate.variance == plain.variance == pytest.approx(share, rel=0.1)
 
 
 FIT = Fit(0.0, 1.0, 0.0, 1.0, 0.0, 1e-9, None, np.zeros(8), 1.0)
