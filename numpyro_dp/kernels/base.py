@@ -452,8 +452,10 @@ class DPKernel(MCMCKernel, Algorithm):
         settings = self._settings
         if settings.num_iterations is not None:
             planned, num_chains = settings.num_iterations, settings.num_chains
-        if self._ledger.committed and (planned is None or not self._ledger.untouched):
-            return
+        if self._ledger.committed:
+            jax.effects_barrier()  # chains of an earlier run may be on their way to their first release
+            if planned is None or not self._ledger.untouched:
+                return
         if planned is None or num_chains is None:
             raise ValueError(
                 "numpyro.infer.MCMC does not tell a kernel how long it will run, and the noise depends on it: give the "

@@ -4,6 +4,8 @@ import copy
 import dataclasses
 import functools
 import pickle
+import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +39,7 @@ from numpyro_dp import (
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.privacy.accounting import gaussian_eps
 from numpyro_dp.privacy.clipping import BrokenCompilerError
-from numpyro_dp.privacy.ledger import Request
+from numpyro_dp.privacy.ledger import Ledger, Request
 
 pytestmark = pytest.mark.usefixtures("shared_surveys")
 
@@ -624,6 +626,35 @@ def test_a_public_array_of_numpy_has_values_in_chains_that_run_in_parallel(kerne
     for seed in range(1 if kernel is DPExponentialFamily else 2):
         stock.run(jax.random.key(seed), table, loc=loc)
         assert stock.get_samples()["mu"].shape == (8,)
+
+
+def test_a_run_that_starts_while_another_is_on_its_way_keeps_its_plan(monkeypatch):
+    """`MCMC.run` of chains that run in parallel returns before they have released anything."""
+    grant, untouched = Ledger.grant, Ledger.untouched.fget
+    seen = threading.Event()
+
+    def grant_once_somebody_looked(self, *args):
+        seen.wait(timeout=2)  # nobody looks where `init` waits for the chains
+        seen.set()
+        return grant(self, *args)
+
+    def until_a_release(self):
+        before = untouched(self)
+        seen.set()
+        for _ in range(100):
+            if before and not untouched(self):
+                break
+            time.sleep(0.05)
+        return before
+
+    kernel = DPPenalty(model, eps=20.0, prepare=False, num_iterations=12, num_chains=2, noise_seed=1)
+    stock = numpyro.infer.MCMC(kernel, num_warmup=2, num_samples=4, num_chains=2, progress_bar=False)
+    monkeypatch.setattr(Ledger, "grant", grant_once_somebody_looked)
+    stock.run(jax.random.key(0), X, y=Y)
+    monkeypatch.setattr(Ledger, "untouched", property(until_a_release))
+    stock.run(jax.random.key(1), X, y=Y)
+    assert stock.get_samples()["b"].shape == (8, X.shape[1])
+    assert kernel.privacy.eps_spent <= 20.0
 
 
 def test_what_cannot_move_is_not_standing(recwarn):
