@@ -34,7 +34,7 @@ from numpyro_dp.privacy.release import ChangeSum, GradientSum, Grid, PenalizedSu
 from numpyro_dp.privacy.structured import Part, RowStructure
 
 N = 64
-ROWS = (1.2345 * jnp.linspace(-1, 1, N),)
+ROWS = (np.float32(1.2345) * np.linspace(-1, 1, N, dtype=np.float32),)
 SUM = RowSum(lambda row: row[0][0], 2.0)
 NOISE = 12345
 BATCH_BIT = BarkerBatch(1.0, 8, N, 2.0)
@@ -393,7 +393,7 @@ def structured(x=lambda row: row[0], rest=lambda values, row: values[0][0], kind
     return vault().with_structure(RowStructure((Part(kind, np.array([[0]]), (1,)),), 1, lambda row: (x(row),), rest), 1)
 
 
-@pytest.mark.parametrize("bound", [jnp.ones(N), jnp.ones((1, 1)), np.ones(3), 1j, jnp.ones((300, 1))])
+@pytest.mark.parametrize("bound", [np.ones(N), np.ones((1, 1)), np.ones(3), 1j, np.ones((300, 1))])
 def test_a_bound_is_one_real_number(bound):
     vector = RowSum(lambda row: jnp.tile(row[0], 3), bound)
     for ask in (
