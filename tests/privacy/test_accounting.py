@@ -756,6 +756,7 @@ def test_what_cannot_be_accounted_for_is_refused():
         (lambda: PoissonGaussian(1.0, 0.0), "rate"),
         (lambda: PoissonGaussian(1.0, 1.1), "rate"),
         (lambda: PoissonGaussian(1.0, 0.1, -1e-9), "overflow"),
+        (lambda: PoissonGaussian(1.0, 0.1, 1.0), "overflow"),
         (lambda: TruncatedPoissonGaussian(1.0, 0.1, 0, 1), "num_rows"),
         (lambda: TruncatedPoissonGaussian(1.0, 0.1, 10, 0), "max_batch_size"),
         (lambda: FixedBatchGaussian(1.0, 11, 10), "batch_size"),
@@ -809,3 +810,36 @@ def test_a_delta_is_that_of_an_eps_above_zero():
     for eps in (-0.5, -1.0, math.nan):
         with pytest.raises(ValueError, match="eps must be at least 0"):
             composed_delta([(Gaussian(1.0), 1)], eps, REPLACE)
+        with pytest.raises(ValueError, match="eps must be at least 0"):
+            gaussian_delta(eps, 0.1)
+
+
+def test_a_replaced_row_moves_mean_and_variance_of_a_batch_by_what_is_claimed():
+    """``2 kappa / sqrt(b)``, and ``4 kappa^2 (1 - 1/b) / b``, over the smallest variance."""
+    size, kappa2, variance = 5, 0.8, 2.0
+    shift2, growth = BarkerBatch(kappa2**-0.5, size, 10, variance).worst
+    assert shift2 == pytest.approx(4 * kappa2 / size / (variance - kappa2))
+    assert growth == pytest.approx(4 * kappa2 / size * (1 - 1 / size) / (variance - kappa2))
+
+
+def test_two_normal_laws_far_below_every_loss():
+    """Where the loss exceeds eps everywhere, the profile is ``1 - e^eps``."""
+    eps = np.array([-3.0, -6.0, -20.0])
+    np.testing.assert_allclose(mechanisms._normal_delta(eps, 0.5, 1.3, 1.0), -np.expm1(eps), rtol=1e-12)
+
+
+def test_one_more_bit_is_the_most_that_any_logit_gives():
+    """The closed form on each cell against many logits: not below the best of them, and next to it."""
+    shift, length = 0.6, 3
+    grid, deltas = mechanisms._logistic_profile(shift, length)
+    fewer, before = mechanisms._logistic_profile(shift, length - 1)
+
+    def profile(eps):
+        known = mechanisms._chords(np.abs(eps), fewer, before)
+        return np.where(eps < 0, -np.expm1(eps) + np.exp(eps) * known, known)
+
+    for k in range(0, len(grid) - 1, 17):
+        t = np.linspace(0, shift, 4001)
+        p = -np.expm1(t - shift) / -math.expm1(-shift)
+        best = (p * profile(grid[k] - t) + (1 - p) * profile(grid[k] - t + shift)).max()
+        assert best * (1 - 1e-9) - 1e-15 <= deltas[k] <= best * (1 + 1e-3) + 1e-15

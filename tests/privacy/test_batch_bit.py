@@ -79,3 +79,5 @@ def test_the_noise_and_the_batch_have_the_stated_variance_together(weight, facto
         assert (np.asarray(bits) == expected).all()
     none_left = release_batch_bit(moments, weight, factor, spread / 2, noise, weight * rows.sum() + 1e-4)
     assert not np.asarray(none_left).any()
+    none_left = release_batch_bit(moments, weight, factor, spread / 2, noise, weight * rows.sum() - 1e-4)
+    assert np.asarray(none_left).all()

@@ -24,7 +24,7 @@ import numpyro_dp.privacy.budget
 from numpyro_dp import DPHMC, DPSGLD, MCMC, DPBarker, DPPenalty, Preparation, PrivacyBudget, PrivacyBudgetError
 from numpyro_dp.kernels.prepared import _hash
 from numpyro_dp.preparation.derivatives import Survey
-from numpyro_dp.privacy.accounting import gaussian_delta, gaussian_eps, gaussian_rho
+from numpyro_dp.privacy.accounting import MIN_DELTA, gaussian_delta, gaussian_eps, gaussian_rho
 from numpyro_dp.privacy.ledger import Ledger, Plan, Releases, Request
 from numpyro_dp.privacy.mechanisms import Gaussian, PoissonGaussian
 from numpyro_dp.privacy.noise import NoiseSource
@@ -576,12 +576,14 @@ def test_a_witness_that_cannot_be_written_is_named(path, tmp_path):
 
 def test_a_crash_between_a_charge_and_its_witness_loses_nothing(path, monkeypatch):
     budget = PrivacyBudget(path, eps=2.0, delta=1e-6)
+    budget.charge(plan(0.1), "before")
     with monkeypatch.context() as patched:
         patched.setattr(PrivacyBudget, "_update_witness", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             budget.charge(plan(1.0), "a")
-    assert len(budget.charges) == 1
-    assert len(PrivacyBudget(path).charges) == 1
+    for _ in range(2):  # the first one brings the witness up to date
+        assert len(budget.charges) == 2
+        assert len(PrivacyBudget(path).charges) == 2
     roll_back(path)
     with pytest.raises(PrivacyBudgetError, match="rolled back"):
         PrivacyBudget(path)
@@ -1006,7 +1008,28 @@ def test_a_request_is_a_whole_number():
     ledger.commit(plan(1.0))
     with pytest.raises(TypeError):
         ledger.grant({"ratio": Request(0.5, (1,))}, 0, 50, b"")
+    with pytest.raises(ValueError, match="cannot be taken back, got a count of -1 for ratio"):
+        ledger.grant({"ratio": Request(-1, (1,))}, 0, 50, b"")
     assert ledger.untouched
+
+
+def test_without_a_grant_there_is_no_noise():
+    ledger = Ledger(NoiseSource())
+    ledger.commit(plan(1.0, count=1))
+    assert ledger.grant({"ratio": Request(1, (1, 3))}, 0, 50, b"")[1]["ratio"].noise.any()
+    with pytest.warns(RuntimeWarning, match="used up"):
+        granted, drawn = ledger.grant({"ratio": Request(1, (1, 3))}, 0, 50, b"")
+    assert not granted
+    assert drawn["ratio"].noise.shape == (2, 1, 3)
+    assert not drawn["ratio"].noise.any()
+
+
+def test_releases_that_are_alike_in_all_iterations_leave_no_gap():
+    ledger = Ledger(NoiseSource())
+    ledger.commit(plan(1.0))
+    for _ in range(4):
+        ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"")
+    assert ledger.first_iteration_left() == 0
 
 
 def test_whoever_changes_a_report_or_a_plan_of_theirs_changes_no_budget(path):
@@ -1289,3 +1312,13 @@ def test_a_run_that_a_full_budget_refuses_is_told_that_nothing_is_left(path):
     budget.charge(plan(budget.eps_left, delta=1e-5), "all of it")
     with pytest.raises(PrivacyBudgetError, match="nothing is left"):
         budget.charge(plan(0.5, delta=1e-5), "more")
+
+
+def test_a_budget_that_is_all_set_aside_has_nothing_for_gaussian_runs(path):
+    budget = PrivacyBudget(path, eps=1.0, delta=1e-5, other=(1.0, 5e-6))
+    with pytest.raises(PrivacyBudgetError, match="nothing is left"):
+        budget.charge(plan(0.5, delta=1e-5), "one run")
+
+
+def test_the_smallest_delta_makes_a_budget(path):
+    assert PrivacyBudget(path, eps=1.0, delta=MIN_DELTA).delta == MIN_DELTA

@@ -50,8 +50,9 @@ def test_released_sums_have_the_claimed_law(relation, noise_multiplier):
     assert p_value(claimed / 2) < 1e-12
     assert p_value(claimed * 2) < 1e-12
     assert p_value(claimed * 1.1) < 1e-6
-    scale = noise_scale(jnp.asarray(1.0), jnp.asarray(noise_multiplier), relation)
-    assert float(scale) == pytest.approx(claimed, rel=1e-6)
+    for bound in (1.0, 0.25):
+        scale = noise_scale(jnp.asarray(bound), jnp.asarray(noise_multiplier), relation)
+        assert float(scale) == pytest.approx(claimed * bound, rel=1e-6)
 
 
 def test_noise_is_that_of_a_rounded_normal_number_with_no_less_than_the_planned_steps():
@@ -120,6 +121,10 @@ def test_one_call_does_not_tell_a_table_from_its_neighbour():
         near = steps[abs(steps) < 2**24]
         assert len(near) > 60
         assert abs((near % 2).mean() - 0.5) < 5.5 * 0.5 / np.sqrt(len(near))
+
+
+def test_no_noise_is_a_noise_multiplier_of_zero():
+    assert (draw_many(NoiseSource(), 100, 0.0) == 0).all()
 
 
 def test_noise_multipliers_out_of_range_are_refused():

@@ -76,6 +76,16 @@ def test_other_rows_do_not_change(name, mapped):
     assert (moved > 0) == (is_refused and "gammainc" not in name)  # which is refused for the time that it takes
 
 
+def test_an_incomplete_beta_function_that_waits_for_the_slowest_is_noticed(monkeypatch):
+    betainc = jax.scipy.special.betainc
+    monkeypatch.setattr("jax.scipy.special.betainc", lambda a, b, x: betainc(a, b, x) + 1e-12 * jnp.max(a))
+    betainc_is_elementwise.cache_clear()
+    try:
+        assert not betainc_is_elementwise("cpu")
+    finally:
+        betainc_is_elementwise.cache_clear()
+
+
 def test_the_incomplete_beta_function_is_refused_where_rows_meet_in_it(monkeypatch):
     def censored(y, late):
         b = numpyro.sample("b", dist.Normal(0, 1))

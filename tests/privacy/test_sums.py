@@ -6,17 +6,19 @@ import pickle
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 import numpyro_dp.privacy.clipping
-from numpyro_dp import PrivacyBudget, PrivacyBudgetError, release_sum
+from numpyro_dp import PrivacyBudget, PrivacyBudgetError, release_sum, scan
 from numpyro_dp.privacy.accounting import gaussian_rho
 from numpyro_dp.privacy.clipping import clipped_sum
 from numpyro_dp.privacy.ledger import Ledger
 from numpyro_dp.privacy.noise import NoiseSource
+from numpyro_dp.tools.sums import SMALLEST_BOUND, NoisySum
 
 N = 300
 HOSTILE = st.sampled_from([np.nan, np.inf, -np.inf, 1e30, -1e30, 1e-40, 0.0, 1.0, -1.0, 0.3])
@@ -125,7 +127,7 @@ def test_one_row_beside_a_known_number_is_a_table(without_noise):
     assert release_sum(lambda x: jnp.sum(x - known), np.array([1.5]), bound=1.0, eps=1.0).value == 0.5
 
 
-@pytest.mark.parametrize("bound", [numpyro_dp.tools.sums.SMALLEST_BOUND, 1 / numpyro_dp.tools.sums.SMALLEST_BOUND])
+@pytest.mark.parametrize("bound", [SMALLEST_BOUND, 1 / SMALLEST_BOUND])
 def test_the_smallest_and_the_largest_bound_are_allowed(bound):
     assert release_sum(lambda x: x, X, bound=bound, eps=1.0).bound == pytest.approx(bound)
 
@@ -159,6 +161,24 @@ def test_results_hold_no_rows():
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.eps = 0.1
     assert "(1, 0.000333)-differentially private" in str(found)
+
+
+def test_a_sum_shows_four_digits_and_of_many_numbers_the_ends():
+    few, many = (NoisySum(np.arange(k) + 0.12345678, 0.5, 1.0, 1.0, 1e-5, "replace_one") for k in (20, 21))
+    assert str(few).startswith("[ 0.1235  1.1235")
+    assert "..." not in str(few)
+    assert " 1.1235  2.1235 ... 18.1235" in str(many)
+
+
+def test_what_a_sum_costs_is_given_by_name():
+    with pytest.raises(TypeError, match="positional"):
+        release_sum(lambda x: x, X, 1.0, eps=1.0)
+
+
+def test_columns_of_a_scan_do_not_hide_what_is_no_array():
+    streamed = scan(pyarrow.table({"x": X}))
+    with pytest.raises(ValueError, match=r"rows\[1\] must be a NumPy or JAX array"):
+        release_sum(lambda x, y: x, (streamed["x"], [1.0, 2.0]), bound=1.0, eps=1.0)
 
 
 def test_two_calls_have_different_noise():
@@ -226,9 +246,11 @@ def test_it_cannot_be_called_in_a_program():
         (lambda x: x, X, {"eps": float("inf")}, "eps must be positive and finite"),
         (lambda x: x, X, {"eps": 0.0}, "eps must be positive and finite"),
         (lambda x: x, X, {"eps": -0.5}, "eps must be positive and finite"),
-        (lambda x: x, X, {"delta": 0.0}, "delta must lie"),
-        (lambda x: x, X, {"delta": -0.5}, "delta must lie"),
-        (lambda x: x, X, {"delta": 1.0}, "delta must lie"),
+        (lambda x: x, X, {"bound": 1.5 / SMALLEST_BOUND}, "bound must lie between"),
+        (lambda x: x, X, {"delta": 0.0}, "delta must lie strictly"),
+        (lambda x: x, X, {"delta": -0.5}, "delta must lie strictly"),
+        (lambda x: x, X, {"delta": 1.0}, "delta must lie strictly"),
+        (lambda x: x, X, {"delta": 1.5}, "delta must lie strictly"),
         (lambda x: x, X, {"neighboring_relation": "add_or_remove_one"}, "give delta, a public number"),
         (lambda x: x, X, {"neighboring_relation": "swap"}, "neighboring_relation must be one of"),
         (lambda x, g: x, (X, G[:-1]), {}, "the same first axis"),

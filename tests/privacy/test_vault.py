@@ -23,9 +23,9 @@ from jax import lax
 from numpyro_dp import DPHMC, MCMC, DPExponentialFamily, DPPenalty, FixedBatches, PoissonBatches
 from numpyro_dp.chain.algorithm import Transition
 from numpyro_dp.preparation.fund import Fund, Wish
-from numpyro_dp.privacy.batches import Batch
-from numpyro_dp.privacy.clipping import GRID
-from numpyro_dp.privacy.draws import Draw, Grant, Slots, draws_now
+from numpyro_dp.privacy.batches import AllRows, Batch
+from numpyro_dp.privacy.clipping import GRID, OwnerIndex
+from numpyro_dp.privacy.draws import Draw, Grant, Slots, ask_ledger, draws_now
 from numpyro_dp.privacy.isolation import RowsMeetError
 from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError, Releases, Request, Wanted, plan_for_budget
 from numpyro_dp.privacy.mechanisms import BarkerBatch, Gaussian, LogisticBit, PoissonGaussian
@@ -152,6 +152,99 @@ def test_a_program_is_compiled_once_however_much_noise_there_is():
     for multiplier in (1.0, 2.0, 7.5):
         program(of, noise(noise_multiplier=multiplier))
     assert len(traced) == 1
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("dim", [None, 3])
+def test_a_release_hides_its_sum_under_the_noise_that_the_ledger_drew(number, dim, monkeypatch):
+    """Word for word, of each slot its own, outside of programs and within them."""
+    drawn, draw = [], NoiseSource.draw
+    monkeypatch.setattr(NoiseSource, "draw", lambda *args: drawn.append(draw(*args)) or drawn[-1])
+    query = RowSum(lambda row: jnp.zeros(()) if dim is None else jnp.zeros(dim), 2.0)
+    shape = (number,) if dim is None else (number, dim)
+
+    def release_all(vault, draw):
+        return draw.scan(lambda state, one: (state, vault.ask(one, query)), 0.0)[1]
+
+    def now(ledger):
+        draw = draws_now(ledger, {"ratio": Request(number, shape)}, b"")["ratio"]
+        return release_all(vault(ledger=ledger), draw)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def in_a_program(ledger):
+        return release_all(vault(ledger=ledger), asked(ledger, number, shape))
+
+    for release in (now, in_a_program):
+        ledger = ledger_for(Gaussian, number)
+        released = release(ledger)
+        (mechanism,) = ledger.plan.kinds["ratio"].mechanisms
+        steps = as_steps(drawn.pop())
+        assert abs(steps).min() > 0
+        np.testing.assert_allclose(released.value, steps * 2.0 / GRID, rtol=1e-6)
+        np.testing.assert_allclose(released.scale, 2 * 2.0 * mechanism.noise_multiplier, rtol=1e-5)
+
+
+def as_steps(noise):
+    high, low = noise
+    return high.astype(float) * 2**24 + low
+
+
+def asked(ledger, number, shape, owners=None):
+    counter = jnp.zeros((), jnp.int32)
+    grant = ask_ledger(
+        ledger,
+        {"ratio": (number, shape)},
+        batches=AllRows(),
+        owners=owners,
+        num_rows=N,
+        witness=counter,
+        nonce_key=jax.random.key(0),
+        origin=jnp.zeros(2, jnp.uint32),
+        i=counter,
+        accepted=jnp.array(False),
+    )
+    return grant["ratio"]
+
+
+def test_each_owner_of_rows_adds_noise_of_its_own(monkeypatch):
+    drawn, draw = [], NoiseSource.draw
+    monkeypatch.setattr(NoiseSource, "draw", lambda *args: drawn.append(draw(*args)) or drawn[-1])
+    ledger, owners = ledger_for(Gaussian, 1), OwnerIndex(np.arange(N) % 5, 5)
+    of = vault(ledger=ledger, owners=owners)
+    released = of.ask(asked(ledger, 1, (1, 3), owners), RowSum(lambda row: jnp.zeros(3), 2.0))
+    (mechanism,) = ledger.plan.kinds["ratio"].mechanisms
+    steps = as_steps(drawn.pop())
+    assert steps.shape == (1, 5, 3)
+    np.testing.assert_allclose(released.value, steps.sum((0, 1)) * 2.0 / GRID, rtol=1e-6)
+    assert float(released.scale) == pytest.approx(5**0.5 * 2 * 2.0 * mechanism.noise_multiplier, rel=1e-5)
+
+
+class OneOther:
+    """Another owner, who sends given steps."""
+
+    num_owners = 2
+
+    def __init__(self, steps, noise_multiplier, accepted=False):
+        variance = np.array([noise_multiplier**2]).view(np.int64)
+        self.theirs = np.concatenate([np.ravel(steps), variance, [int(accepted)]])
+
+    def exchange(self, tag, mine):
+        return np.stack([mine, self.theirs])
+
+
+def test_sums_of_owners_add_up_step_by_step():
+    theirs = np.array([5, -3, 2**40 + 7])
+    mine = jnp.array([1, 2**24 - 1, -(2**30)], jnp.int32)
+    of = vault(owners=OneOther(theirs, 4.0))
+    released = of.ask(given_draw(3, lo=mine, noise_multiplier=3.0), RowSum(lambda row: jnp.zeros(3), 1.0))
+    np.testing.assert_array_equal(released.value, np.float32((theirs + np.asarray(mine, np.int64)) / GRID))
+    assert float(released.scale) == pytest.approx(2 * 5.0, rel=1e-5)
+
+
+def test_owners_whose_chains_came_apart_stop():
+    of = vault(owners=OneOther(0, 1.0, accepted=True))
+    with pytest.raises(Exception, match=r"come apart: the last proposal was accepted at owner\(s\) \[1\] only"):
+        jax.block_until_ready(of.ask(noise(), SUM))
 
 
 def test_a_draw_is_no_array():
