@@ -740,6 +740,8 @@ def test_what_cannot_be_accounted_for_is_refused():
         composed_eps([(Gaussian(1.0), 1)], 1e-5, "bounded")
     with pytest.raises(ValueError, match="count must be a whole number"):
         composed_eps([(Gaussian(1.0), -1)], 1e-5, REPLACE)
+    with pytest.raises(ValueError, match="count must be positive"):
+        noise_multiplier_for(1.0, 0)
     with pytest.raises(ValueError, match="delta must"):
         composed_eps([(Gaussian(1.0), 1)], 1e-40, REPLACE)
     with pytest.raises(ValueError, match="eps must"):
@@ -820,6 +822,25 @@ def test_a_replaced_row_moves_mean_and_variance_of_a_batch_by_what_is_claimed():
     shift2, growth = BarkerBatch(kappa2**-0.5, size, 10, variance).worst
     assert shift2 == pytest.approx(4 * kappa2 / size / (variance - kappa2))
     assert growth == pytest.approx(4 * kappa2 / size * (1 - 1 / size) / (variance - kappa2))
+
+
+@pytest.mark.parametrize("shift", [0.3, 2.0])
+@pytest.mark.parametrize(("first", "second"), [(1.3, 1.0), (1.0, 1.3), (2.0, 2.0), (1.0, 1.001), (1.001, 1.0)])
+def test_two_normal_laws_against_their_densities(shift, first, second):
+    """``max(p - e^eps q, 0)``, integrated."""
+    x = np.linspace(-40, 40, 2_000_001)
+    p = np.exp(-((x - shift) ** 2) / (2 * first)) / math.sqrt(2 * math.pi * first)
+    q = np.exp(-(x**2) / (2 * second)) / math.sqrt(2 * math.pi * second)
+    eps = np.array([-1.0, -0.2, 0.0, 0.1, 0.5, 1.0, 3.0])
+    expected = [np.trapezoid(np.maximum(p - math.exp(e) * q, 0), x) for e in eps]
+    np.testing.assert_allclose(mechanisms._normal_delta(eps, shift, first, second), expected, rtol=1e-6, atol=1e-10)
+
+
+def test_between_two_places_there_is_a_share_or_nothing():
+    low, high = np.array([0.0, -1.0, 1.0, 50.0, -np.inf]), np.array([1.0, 1.0, 1.0, 60.0, 0.0])
+    found = mechanisms._log_between(low, high)
+    np.testing.assert_allclose(np.exp(found), [0.34134475, 0.68268949, 0.0, 0.0, 0.5], atol=1e-8)
+    assert mechanisms._log_between(np.array([2.0]), np.array([1.0])) == -np.inf
 
 
 def test_two_normal_laws_far_below_every_loss():

@@ -24,8 +24,8 @@ import numpyro_dp.privacy.budget
 from numpyro_dp import DPHMC, DPSGLD, MCMC, DPBarker, DPPenalty, Preparation, PrivacyBudget, PrivacyBudgetError
 from numpyro_dp.kernels.prepared import _hash
 from numpyro_dp.preparation.derivatives import Survey
-from numpyro_dp.privacy.accounting import MIN_DELTA, gaussian_delta, gaussian_eps, gaussian_rho
-from numpyro_dp.privacy.ledger import Ledger, Plan, Releases, Request
+from numpyro_dp.privacy.accounting import MIN_DELTA, composed_eps, gaussian_delta, gaussian_eps, gaussian_rho
+from numpyro_dp.privacy.ledger import Ledger, Plan, Releases, Request, Wanted, flat_releases, plan_for_budget
 from numpyro_dp.privacy.mechanisms import Gaussian, PoissonGaussian
 from numpyro_dp.privacy.noise import NoiseSource
 
@@ -1013,6 +1013,46 @@ def test_a_request_is_a_whole_number():
     assert ledger.untouched
 
 
+def test_nothing_may_be_asked_for():
+    ledger = Ledger(NoiseSource())
+    ledger.commit(plan(1.0))
+    assert ledger.grant({"ratio": Request(0, (1,))}, 0, 50, b"")[0]
+    assert ledger.untouched
+
+
+def test_each_iteration_of_a_schedule_has_the_noise_of_its_own():
+    ledger, stages = Ledger(NoiseSource()), (Gaussian(30.0), Gaussian(50.0), Gaussian(90.0))
+    ledger.commit(dataclasses.replace(plan(1.0), kinds={"ratio": Releases(stages, (1, 1, 1))}))
+    drawn = [ledger.grant({"ratio": Request(1, (1,))}, k, 50, b"")[1]["ratio"] for k in range(3)]
+    assert [one.noise_multiplier for one in drawn] == [30.0, 50.0, 90.0]
+
+
+def test_a_schedule_costs_no_more_than_its_share():
+    stages = [1.0 + k / 7 for k in range(50)]
+    wanted = Wanted(lambda scale: tuple(Gaussian(scale * stage) for stage in stages), (1,) * 50, share=0.7)
+    for eps in (0.1, 0.5, 1.0, 3.0):
+        planned = plan_for_budget(
+            eps=eps,
+            delta=1e-6,
+            neighboring_relation="replace_one",
+            wanted={"grad": wanted},
+            num_iterations=50,
+            num_chains=1,
+            num_rows=50,
+        )
+        rho = math.fsum(mechanism.rho for mechanism in planned.kinds["grad"].mechanisms)
+        assert rho <= 0.7 * gaussian_rho(eps, 1e-6)
+        assert rho >= 0.7 * gaussian_rho(eps, 1e-6) * (1 - 1e-9)
+
+
+def test_a_ledger_is_for_the_arrays_that_it_has_seen():
+    ledger, first, second = Ledger(NoiseSource()), np.zeros(3), np.zeros(3)
+    ledger.bind_table([first])
+    ledger.bind_table([first])
+    with pytest.raises(PrivacyBudgetError, match="has run on other arrays before"):
+        ledger.bind_table([second])
+
+
 def test_without_a_grant_there_is_no_noise():
     ledger = Ledger(NoiseSource())
     ledger.commit(plan(1.0, count=1))
@@ -1318,6 +1358,21 @@ def test_a_budget_that_is_all_set_aside_has_nothing_for_gaussian_runs(path):
     budget = PrivacyBudget(path, eps=1.0, delta=1e-5, other=(1.0, 5e-6))
     with pytest.raises(PrivacyBudgetError, match="nothing is left"):
         budget.charge(plan(0.5, delta=1e-5), "one run")
+
+
+def test_what_is_set_aside_is_not_left_for_gaussian_runs(path):
+    budget = PrivacyBudget(path, eps=3.0, delta=1e-5, other=(2.0, 4e-6))
+    assert budget.eps_left_at(6e-6) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_releases_on_batches_are_charged_to_their_part(path):
+    budget = PrivacyBudget(path, eps=3.0, delta=1e-5, other=(2.0, 5e-6))
+    batches = {"grad": Releases((PoissonGaussian(20.0, 0.1, 1e-40),), (10,))}
+    eps = composed_eps(flat_releases(batches), 1e-6, "replace_one")
+    budget.charge(dataclasses.replace(plan(1.0), eps=eps, delta=1e-6, kinds=batches), "a run on batches")
+    (charge,) = PrivacyBudget(path).charges
+    assert charge.rho is None
+    assert PrivacyBudget(path).eps_spent == pytest.approx(eps)
 
 
 def test_the_smallest_delta_makes_a_budget(path):

@@ -16,6 +16,7 @@ from numpyro_dp.privacy.clipping import (
     OwnerIndex,
     chunk_rows,
     clipped_sum,
+    radius_by_blocks,
     require_correct_sums,
     sensitivity_steps,
 )
@@ -245,6 +246,16 @@ def test_by_blocks_the_sensitivity_is_nearly_reached_and_never_passed(dimension,
         one, other = (steps(compiled_by_blocks(v, 1.0)).astype(float) for v in (values, turned))
         largest = max(largest, np.linalg.norm(one - other))
     assert 0.997 * sensitivity_steps("replace_one") < largest <= sensitivity_steps("replace_one")
+
+
+@pytest.mark.parametrize("block", [32, 64, 256])
+@pytest.mark.parametrize("dimension", [1, 10, 1000])
+def test_the_clip_by_blocks_leaves_the_room_of_its_proof(dimension, block):
+    """docs/proofs/clipping.md: half a step for each entry, the norm's own error, and ``2 B^2 u`` for that of a block."""
+    unit = 2.0**-24
+    room = 8 * (dimension + 16) * unit + 2 * block**2 * unit
+    assert radius_by_blocks(dimension, block) <= (GRID - dimension**0.5 / 2) * (1 - room)
+    assert radius_by_blocks(dimension, block) >= (GRID - dimension**0.5 / 2) * (1 - room) - 2
 
 
 def test_by_blocks_a_mutation_without_the_clip_is_caught(monkeypatch):

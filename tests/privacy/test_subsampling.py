@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numpyro_dp.privacy.batches import OVERFLOW, AllRows, FixedBatches, PoissonBatches, as_batches
-from numpyro_dp.privacy.clipping import GRID, OwnerIndex, clipped_moments, clipped_sum, penalized_sum, sensitivity_steps
+from numpyro_dp.privacy.batches import OVERFLOW, SMALLEST_RATE, AllRows, FixedBatches, PoissonBatches, as_batches
+from numpyro_dp.privacy.clipping import (
+    GRID,
+    OwnerIndex,
+    clipped_moments,
+    clipped_sum,
+    penalized_sum,
+    scalar_steps,
+    sensitivity_steps,
+)
 from numpyro_dp.privacy.mechanisms import FixedBatchGaussian, Gaussian, PoissonGaussian, TruncatedPoissonGaussian
 from numpyro_dp.privacy.noise import NoiseSource
 
@@ -147,6 +155,28 @@ def test_less_than_one_row_may_be_expected():
     assert PoissonBatches(0.5).probability(N) == 0.01
 
 
+@pytest.mark.parametrize(
+    "batches", [AllRows(), PoissonBatches(5), PoissonBatches(5, max_batch_size=9), FixedBatches(5)], ids=str
+)
+def test_batches_are_accounted_for_as_what_they_are_and_as_nothing_else(batches):
+    of_table = batches.mechanism(2.0, N)
+    assert batches.accounts_for(of_table, N)
+    kinds = (AllRows(), PoissonBatches(6), PoissonBatches(5, max_batch_size=8), FixedBatches(6))
+    for other in (
+        kind.mechanism(2.0, N) for kind in kinds if type(kind) is not AllRows or type(batches) is not AllRows
+    ):
+        assert not batches.accounts_for(other, N)
+    if type(batches) is not AllRows:
+        assert not batches.accounts_for(of_table, N + 1)
+
+
+def test_batches_at_the_ends_of_what_is_allowed():
+    assert PoissonBatches(rate=SMALLEST_RATE).rate == SMALLEST_RATE
+    assert FixedBatches(2).batch_size == 2
+    for batches in (FixedBatches(N), PoissonBatches(N)):
+        batches.check(N, "replace_one")
+
+
 def test_a_batch_size_that_is_no_number_is_refused():
     with pytest.raises(TypeError, match="batch_size must be a number"):
         as_batches("100")
@@ -202,6 +232,14 @@ def test_the_penalized_sum_is_its_formula(size):
         largest = size * (weight + weight**2 * 1.1)
         # Each row is rounded by at most 2**-15; float32 has 2**-24 of the largest value.
         assert abs(found - expected) < np.sqrt(size) * 2.0**-14 * (weight + weight**2 * 1.1) + largest * 2.0**-21
+
+
+def test_moments_are_those_of_whole_steps(x64):
+    """Each value is rounded to 2**-15 of the bound; their sum and the sum of their squares are exact."""
+    values = np.random.default_rng(0).normal(size=3000)
+    moments = clipped_moments(lambda row: row[0][0], (jnp.asarray(values),), 1.0)
+    whole = (np.asarray(scalar_steps(jnp.asarray(values), 1.0), np.int64) + 2**7) >> 8
+    assert (moments.first, moments.second) == (whole.sum(), (whole**2).sum())
 
 
 @pytest.mark.parametrize("size", [2, 5, 20])

@@ -20,11 +20,12 @@ import pytest
 from helpers.drawn import given_draw
 from jax import lax
 
+import numpyro_dp.privacy.release
 from numpyro_dp import DPHMC, MCMC, DPExponentialFamily, DPPenalty, FixedBatches, PoissonBatches
 from numpyro_dp.chain.algorithm import Transition
 from numpyro_dp.preparation.fund import Fund, Wish
-from numpyro_dp.privacy.batches import AllRows, Batch
-from numpyro_dp.privacy.clipping import GRID, OwnerIndex
+from numpyro_dp.privacy.batches import ALL_ROWS, Batch
+from numpyro_dp.privacy.clipping import GRID, OwnerIndex, clipped_sum
 from numpyro_dp.privacy.draws import Draw, Grant, Slots, ask_ledger, draws_now
 from numpyro_dp.privacy.isolation import RowsMeetError
 from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError, Releases, Request, Wanted, plan_for_budget
@@ -41,7 +42,7 @@ BATCH_BIT = BarkerBatch(1.0, 8, N, 2.0)
 
 
 def vault(**options):
-    return Vault(ROWS, **{"neighboring_relation": "replace_one"} | options)
+    return Vault(tuple(map(jnp.asarray, ROWS)), **{"neighboring_relation": "replace_one"} | options)
 
 
 def noise(**options):
@@ -189,12 +190,12 @@ def as_steps(noise):
     return high.astype(float) * 2**24 + low
 
 
-def asked(ledger, number, shape, owners=None):
+def asked(ledger, number, shape, owners=None, batches=ALL_ROWS):
     counter = jnp.zeros((), jnp.int32)
     grant = ask_ledger(
         ledger,
         {"ratio": (number, shape)},
-        batches=AllRows(),
+        batches=batches,
         owners=owners,
         num_rows=N,
         witness=counter,
@@ -204,6 +205,29 @@ def asked(ledger, number, shape, owners=None):
         accepted=jnp.array(False),
     )
     return grant["ratio"]
+
+
+def test_a_release_on_a_batch_is_on_its_rows():
+    batches = PoissonBatches(20)
+    ledger = ledger_for(lambda noise_multiplier: batches.mechanism(noise_multiplier, N), 2)
+    draw = asked(ledger, 2, (2, 3), batches=batches)
+    drawn = draw._slots[0].batch
+    assert drawn.indices.shape == (2, batches.capacity(N))
+    of = vault(ledger=ledger, batches=batches)
+    marks = RowSum(lambda row: jnp.full(3, 1e-3) * row[0][0], 1.0)
+    given = given_draw(3, batch=Batch(np.array([3, 5, 60, 0], np.int32), np.int32(3)), ledger=ledger)
+    given._mechanism = draw._mechanism
+    np.testing.assert_allclose(of.ask(given, marks).value, 1e-3 * ROWS[0][[3, 5, 60]].sum(), atol=1e-6)
+    _, released = draw.scan(lambda state, one: (state, of.ask(one, marks).value), 0.0)
+    assert released.shape == (2, 3)
+
+
+def test_arguments_that_are_no_arrays_are_counted_from_0():
+    of = vault()
+    program = of.program(lambda vault, k, x: x * len("abc"[:k]), static=(0,))
+    assert float(program(of, 2, 5.0)) == 10.0
+    with pytest.raises(ValueError, match="static arguments are counted from 0"):
+        of.program(lambda vault, k: k, static=(-1,))
 
 
 def test_each_owner_of_rows_adds_noise_of_its_own(monkeypatch):
@@ -217,6 +241,62 @@ def test_each_owner_of_rows_adds_noise_of_its_own(monkeypatch):
     assert steps.shape == (1, 5, 3)
     np.testing.assert_allclose(released.value, steps.sum((0, 1)) * 2.0 / GRID, rtol=1e-6)
     assert float(released.scale) == pytest.approx(5**0.5 * 2 * 2.0 * mechanism.noise_multiplier, rel=1e-5)
+
+
+def test_slots_beyond_the_number_of_releases_are_no_leave():
+    for beyond in (0, 1):
+        ledger = ledger_for(Gaussian)
+        now = draws_now(ledger, {"ratio": Request(1 + beyond, (3,))}, b"")["ratio"]
+        later = asked(ledger, 1 + beyond, (3,))
+        for draw in (now, later):
+            _, values = draw.scan(lambda state, one: (state, vault(ledger=one._ledger).ask(one, SUM).value), 0.0)
+            assert (np.asarray(values != 0) == (np.arange(3) < 1 + beyond)).all()
+
+
+def test_a_bit_needs_noise_also_where_the_plan_is_not_private():
+    for mechanism in (LogisticBit(1.0), None):
+        with pytest.raises(TypeError, match="a bit is private only with a clip bound and with noise"):
+            vault(private=False).ask_bit(noise(noisy=False, mechanism=mechanism), SUM, jnp.zeros(()))
+    of = vault(private=False, batches=FixedBatches(8))
+    batch = Batch(np.arange(8, dtype=np.int32), np.int32(8))
+    for draw in (noise(noisy=False, batch=batch, mechanism=BATCH_BIT), noise(batch=batch, noisy=False)):
+        with pytest.raises(TypeError, match="batches of a fixed size, and noise"):
+            of.ask_batch_bit(draw, SUM.per_row, 1.0, 1.0, jnp.zeros(()))
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
+def test_a_search_for_bounds_counts_rows_with_the_least_noise(relation, monkeypatch):
+    """Indicators of k numbers have norm sqrt(k) at most, and half of that around 1/2."""
+    asked = []
+
+    def spy(per_row, rows, bound, *args, **options):
+        asked.append(float(bound))
+        return clipped_sum(per_row, rows, bound, *args, **options)
+
+    monkeypatch.setattr(numpyro_dp.privacy.release, "clipped_sum", spy)
+    of = vault(neighboring_relation=relation)
+    grid, draws = Grid(1.02, 10), given_draw(2, slots=10)
+    threshold = jnp.array([3.5, -0.5])  # of 64 rows; the last one asks for the end of the grid
+    found = of.find_bounds(draws, lambda row: jnp.abs(row[0][0]) * jnp.array([100.0, 1e19]), grid, 1e-2, threshold)
+    values = 100 * np.sort(abs(ROWS[0]))
+    expected = next(bound for bound in 0.01 * 1.02 ** np.arange(1024) if (values > bound).sum() <= 3)
+    np.testing.assert_allclose(found, [expected, 0.01 * 1.02**1023], rtol=1e-4)
+    most = 2**0.5 * (0.5 if relation == "replace_one" else 1.0)
+    assert all(most < bound < 1.01 * most for bound in asked)
+    assert asked
+
+
+def test_loops_are_refused_unless_somebody_vouches_for_them():
+    def looping(row):
+        return jnp.exp(jax.random.gamma(jax.random.key(0), row[0][0] + 3.0))[None]
+
+    for ask in (
+        lambda: vault().find_bounds(given_draw(1), looping, Grid(2.0, 1), 1.0, 1.0),
+        lambda: clipped_sum(looping, ROWS, 1.0),
+        lambda: vault().ask(given_draw(1), RowSum(looping, 1.0)),
+    ):
+        with pytest.raises(RowsMeetError, match="random_gamma"):
+            ask()
 
 
 class OneOther:
