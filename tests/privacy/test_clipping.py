@@ -251,7 +251,7 @@ def test_by_blocks_the_sensitivity_is_nearly_reached_and_never_passed(dimension,
 @pytest.mark.parametrize("block", [32, 64, 256])
 @pytest.mark.parametrize("dimension", [1, 10, 1000])
 def test_the_clip_by_blocks_leaves_the_room_of_its_proof(dimension, block):
-    """docs/proofs/clipping.md: half a step for each entry, the norm's own error, and ``2 B^2 u`` for that of a block."""
+    """docs/proofs/clipping.md: half a step for each entry, the error of the norm, and ``2 B^2 u`` for a block."""
     unit = 2.0**-24
     room = 8 * (dimension + 16) * unit + 2 * block**2 * unit
     assert radius_by_blocks(dimension, block) <= (GRID - dimension**0.5 / 2) * (1 - room)
