@@ -843,6 +843,12 @@ def test_between_two_places_there_is_a_share_or_nothing():
     assert mechanisms._log_between(np.array([2.0]), np.array([1.0])) == -np.inf
 
 
+def test_of_all_rows_a_poisson_batch_is_all_rows():
+    of_batches, of_all = (m.profiles(ADD_REMOVE) for m in (PoissonGaussian(1.5, 1.0), Gaussian(1.5)))
+    for k in range(2):
+        np.testing.assert_array_equal(of_batches[k](EPS), of_all[k](EPS))
+
+
 def test_two_normal_laws_far_below_every_loss():
     """Where the loss exceeds eps everywhere, the profile is ``1 - e^eps``."""
     eps = np.array([-3.0, -6.0, -20.0])

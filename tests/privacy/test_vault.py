@@ -292,7 +292,6 @@ def test_loops_are_refused_unless_somebody_vouches_for_them():
 
     for ask in (
         lambda: vault().find_bounds(given_draw(1), looping, Grid(2.0, 1), 1.0, 1.0),
-        lambda: clipped_sum(looping, ROWS, 1.0),
         lambda: vault().ask(given_draw(1), RowSum(looping, 1.0)),
     ):
         with pytest.raises(RowsMeetError, match="random_gamma"):
