@@ -16,6 +16,7 @@ from scipy.special import expit
 
 from numpyro_dp.privacy import mechanisms
 from numpyro_dp.privacy.accounting import (
+    MIN_EPS,
     NEIGHBORING_RELATIONS,
     calibrate,
     composed_delta,
@@ -853,6 +854,8 @@ def test_a_batch_that_is_never_full_is_a_poisson_batch():
 
 
 def test_what_costs_nothing_costs_nothing():
+    assert calibrate(lambda scale: [(Gaussian(100 * scale), 1)], 1.0, 0.5, REPLACE, low=1e-3) > 0
+    assert gaussian_delta(MIN_EPS, gaussian_rho(MIN_EPS, 1e-6)) <= 1e-6
     assert gaussian_delta(1.0, 0.0) == gaussian_delta(math.inf, 0.1) == gaussian_eps(0.9, 1e-3) == 0.0
 
 

@@ -21,7 +21,18 @@ import pytest
 from helpers.tiers import some_every_day
 
 import numpyro_dp.privacy.budget
-from numpyro_dp import DPHMC, DPSGLD, MCMC, DPBarker, DPPenalty, Preparation, PrivacyBudget, PrivacyBudgetError
+from numpyro_dp import (
+    DPHMC,
+    DPSGLD,
+    MCMC,
+    DPBarker,
+    DPPenalty,
+    FixedBatches,
+    PoissonBatches,
+    Preparation,
+    PrivacyBudget,
+    PrivacyBudgetError,
+)
 from numpyro_dp.kernels.prepared import _hash
 from numpyro_dp.preparation.derivatives import Survey
 from numpyro_dp.privacy.accounting import MIN_DELTA, composed_eps, gaussian_delta, gaussian_eps, gaussian_rho
@@ -1013,6 +1024,25 @@ def test_a_request_is_a_whole_number():
     assert ledger.untouched
 
 
+def test_a_batch_is_accounted_for_as_what_it_is():
+    ledger = Ledger(NoiseSource())
+    ledger.commit(plan(1.0))
+    for batches in (FixedBatches(5), PoissonBatches(5)):
+        with pytest.raises(PrivacyBudgetError, match="are accounted for as Gaussian, all rows, and asked for on"):
+            ledger.grant({"ratio": Request(1, (1,), batches)}, 0, 50, b"")
+    with pytest.raises(TypeError, match="batches are of the classes of"):
+        ledger.grant({"ratio": Request(1, (1,), object())}, 0, 50, b"")
+    assert ledger.untouched
+
+
+def test_kinds_that_are_not_planned_do_not_hide_what_is_missing():
+    ledger = Ledger(NoiseSource())
+    ledger.commit(plan(1.0))
+    with pytest.raises(PrivacyBudgetError, match="10 of 11 ratio releases left"):
+        ledger.require({"grad": 3, "ratio": 11}, 1, 0, "this run")
+    ledger.require({"grad": 3, "ratio": 10}, 1, 0, "this run")
+
+
 def test_nothing_may_be_asked_for():
     ledger = Ledger(NoiseSource())
     ledger.commit(plan(1.0))
@@ -1370,6 +1400,9 @@ def test_releases_on_batches_are_charged_to_their_part(path):
     batches = {"grad": Releases((PoissonGaussian(20.0, 0.1, 1e-40),), (10,))}
     eps = composed_eps(flat_releases(batches), 1e-6, "replace_one")
     budget.charge(dataclasses.replace(plan(1.0), eps=eps, delta=1e-6, kinds=batches), "a run on batches")
+    for said in (eps / 1.5, eps * (1 - 1e-6)):
+        with pytest.raises(PrivacyBudgetError, match="this plan says that it costs"):
+            budget.charge(dataclasses.replace(plan(1.0), eps=said, delta=1e-6, kinds=batches), "too cheap")
     (charge,) = PrivacyBudget(path).charges
     assert charge.rho is None
     assert PrivacyBudget(path).eps_spent == pytest.approx(eps)
