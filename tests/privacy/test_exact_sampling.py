@@ -138,6 +138,16 @@ def test_whole_numbers_are_decided_by_as_many_bits_as_it_takes():
     assert asked
 
 
+@pytest.mark.parametrize("rate", [1e-5, 1e-3, 0.5, 30.0])
+@pytest.mark.parametrize("whole", [1, 2, 7])
+def test_borders_between_whole_numbers_are_left_open_as_far_as_floats_are_off(rate, whole):
+    with mpmath.workdps(60):
+        border = int(mpmath.exp(-mpmath.mpf(rate) * whole) * mpmath.mpf(2) ** 64)
+    if border > 2**20:
+        near = [border + off for off in (-(2**9), -1, 0, 1, 2**9) if border + off < 2**64]
+        assert exact_sampling._whole_numbers(rate, np.array(near, np.uint64))[1].all()
+
+
 def test_tails_have_no_end():
     """float64 normals end at 9 standard deviations, float32 ones at 5.42; here only the bits drawn set a limit."""
     last = 2**63 - 1
