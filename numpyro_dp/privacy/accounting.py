@@ -341,7 +341,7 @@ _LARGEST_MEAN_LOSS = 1e8
 
 
 class LossCurve:
-    """Convolution of privacy loss distributions, in both directions if they differ.
+    """Convolution of the privacy loss distributions of one release or more, in both directions if they differ.
 
     The distributions are on a grid so fine that rounding raises the total divergence by 0.02 percent (0.1 percent for
     schedules, which are slower), and finer if the result itself is of the order of the grid. A spread of ``h^2 / 6`` in
@@ -361,9 +361,9 @@ class LossCurve:
         added = 2e-4 if len(parts) <= 8 else 1e-3
         self.mean = total
         number = sum(count for *_, count in profiles)
-        largest = max((largest_loss(p) for *both, _ in profiles for p in both), default=1.0)
+        largest = max(largest_loss(p) for *both, _ in profiles for p in both)
         self._finest = largest / MAX_BINS
-        self._interval = max(math.sqrt(12 * added * total / max(number, 1)), self._finest)
+        self._interval = max(math.sqrt(12 * added * total / number), self._finest)
         self._convolutions: tuple[float, list[Convolution]] | None = None
 
     def _directions(self, interval: float) -> list[Convolution]:
@@ -377,8 +377,6 @@ class LossCurve:
         return self._convolutions[1]
 
     def eps(self, delta: float) -> float:
-        if not self._parts:
-            return 0.0
         interval = self._interval
         eps = max(direction.eps(delta) for direction in self._directions(interval))
         while interval > max(eps / 200, MIN_EPS / 200, self._finest):
@@ -387,8 +385,6 @@ class LossCurve:
         return eps
 
     def delta(self, eps: float) -> float:
-        if not self._parts:
-            return 0.0
         interval = max(min(self._interval, max(eps, MIN_EPS) / 400), self._finest)
         return max(direction.delta(eps) for direction in self._directions(interval))
 

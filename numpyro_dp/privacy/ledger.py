@@ -565,9 +565,10 @@ class Ledger:
         with self._lock:
             plan = self.plan  # once something is spent it does not change
             stages = {name: plan.kinds[name].stage(iteration) for name in requests}
+            mechanisms = {name: plan.kinds[name].mechanisms[stage or 0] for name, stage in stages.items()}
             for name, request in requests.items():
                 require_batches(request.batches)
-                mechanism = plan.kinds[name].mechanisms[stages[name] or 0]
+                mechanism = mechanisms[name]
                 if plan.private and not request.batches.accounts_for(mechanism, num_rows):
                     raise PrivacyBudgetError(
                         f"{name} releases are accounted for as {mechanism.describe()}, and asked for on "
@@ -599,7 +600,7 @@ class Ledger:
             source = NoiseSource()
 
         def draw(name: str, request: Request) -> Drawn:
-            mechanism = plan.kinds[name].mechanisms[stages[name] or 0]
+            mechanism = mechanisms[name]
             nonce_of_kind = name.encode() + b"\0" + nonce
             if not granted:
                 noise = np.zeros((2, *request.shape), np.int32)

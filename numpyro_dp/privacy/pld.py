@@ -40,11 +40,6 @@ class LossDistribution:
     infinite: float
     """Probability of an infinite loss."""
 
-    def delta(self, eps: float) -> float:
-        loss = self.interval * (self.lowest + np.arange(len(self.mass)))
-        above = loss > eps
-        return self.infinite + float(np.sum(self.mass[above] * -np.expm1(eps - loss[above])))
-
 
 def discretized(forward: Profile, backward: Profile, interval: float) -> tuple[LossDistribution, ...]:
     """The loss distributions, on multiples of `interval`, whose profiles join the given ones' dots by chords.

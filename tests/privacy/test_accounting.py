@@ -16,6 +16,7 @@ from scipy.special import expit
 
 from numpyro_dp.privacy import mechanisms
 from numpyro_dp.privacy.accounting import (
+    MIN_EPS,
     NEIGHBORING_RELATIONS,
     calibrate,
     composed_delta,
@@ -811,7 +812,7 @@ def test_the_probabilities_of_losses_add_up_to_one(mechanism, relation):
 def test_a_delta_is_that_of_an_eps_above_zero():
     for eps in (-0.5, -1.0, math.nan):
         with pytest.raises(ValueError, match="eps must be at least 0"):
-            composed_delta([(Gaussian(1.0), 1)], eps, REPLACE)
+            composed_delta([(PoissonGaussian(1.0, 0.1), 1)], eps, REPLACE)
         with pytest.raises(ValueError, match="eps must be at least 0"):
             gaussian_delta(eps, 0.1)
 
@@ -841,6 +842,27 @@ def test_between_two_places_there_is_a_share_or_nothing():
     found = mechanisms._log_between(low, high)
     np.testing.assert_allclose(np.exp(found), [0.34134475, 0.68268949, 0.0, 0.0, 0.5], atol=1e-8)
     assert mechanisms._log_between(np.array([2.0]), np.array([1.0])) == -np.inf
+
+
+def test_a_batch_that_is_never_full_is_a_poisson_batch():
+    never_full = TruncatedPoissonGaussian(1.5, 1e-3, 1_000_000, 100_000)
+    assert never_full.full == (0.0, 1e-3)
+    for relation in (REPLACE, ADD_REMOVE):
+        of_batches, poisson = (m.profiles(relation) for m in (never_full, PoissonGaussian(1.5, 1e-3)))
+        for k in range(2):
+            np.testing.assert_array_equal(of_batches[k](EPS), poisson[k](EPS))
+
+
+def test_what_costs_nothing_costs_nothing():
+    assert calibrate(lambda scale: [(Gaussian(100 * scale), 1)], 1.0, 0.5, REPLACE, low=1e-3) > 0
+    assert gaussian_delta(MIN_EPS, gaussian_rho(MIN_EPS, 1e-6)) <= 1e-6
+    assert gaussian_delta(1.0, 0.0) == gaussian_delta(math.inf, 0.1) == gaussian_eps(0.9, 1e-3) == 0.0
+
+
+def test_of_all_rows_a_poisson_batch_is_all_rows():
+    of_batches, of_all = (m.profiles(ADD_REMOVE) for m in (PoissonGaussian(1.5, 1.0), Gaussian(1.5)))
+    for k in range(2):
+        np.testing.assert_array_equal(of_batches[k](EPS), of_all[k](EPS))
 
 
 def test_two_normal_laws_far_below_every_loss():

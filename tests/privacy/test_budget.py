@@ -21,7 +21,18 @@ import pytest
 from helpers.tiers import some_every_day
 
 import numpyro_dp.privacy.budget
-from numpyro_dp import DPHMC, DPSGLD, MCMC, DPBarker, DPPenalty, Preparation, PrivacyBudget, PrivacyBudgetError
+from numpyro_dp import (
+    DPHMC,
+    DPSGLD,
+    MCMC,
+    DPBarker,
+    DPPenalty,
+    FixedBatches,
+    PoissonBatches,
+    Preparation,
+    PrivacyBudget,
+    PrivacyBudgetError,
+)
 from numpyro_dp.kernels.prepared import _hash
 from numpyro_dp.preparation.derivatives import Survey
 from numpyro_dp.privacy.accounting import MIN_DELTA, composed_eps, gaussian_delta, gaussian_eps, gaussian_rho
@@ -1013,6 +1024,76 @@ def test_a_request_is_a_whole_number():
     assert ledger.untouched
 
 
+def test_a_batch_is_accounted_for_as_what_it_is():
+    ledger = Ledger(NoiseSource())
+    ledger.commit(plan(1.0))
+    for batches in (FixedBatches(5), PoissonBatches(5)):
+        with pytest.raises(PrivacyBudgetError, match="are accounted for as Gaussian, all rows, and asked for on"):
+            ledger.grant({"ratio": Request(1, (1,), batches)}, 0, 50, b"")
+    with pytest.raises(TypeError, match="batches are of the classes of"):
+        ledger.grant({"ratio": Request(1, (1,), object())}, 0, 50, b"")
+    assert ledger.untouched
+
+
+def test_batches_are_drawn_for_each_slot():
+    batches, ledger = PoissonBatches(20), Ledger(NoiseSource())
+    kinds = {"grad": Releases((batches.mechanism(200.0, 50),), (3,))}
+    ledger.commit(dataclasses.replace(plan(1.0), kinds=kinds))
+    _, drawn = ledger.grant({"grad": Request(2, (2, 3), batches)}, 0, 50, b"")
+    indices, sizes = drawn["grad"].indices, drawn["grad"].sizes
+    assert indices.shape == (2, batches.capacity(50))
+    assert sizes.shape == (2,)
+    for rows, size in zip(indices, sizes, strict=True):
+        assert 0 < size < 50
+        assert len(set(rows[:size])) == size
+        assert not rows[size:].any()
+
+
+def test_a_plan_that_says_too_low_a_price_is_not_committed():
+    for kinds in (plan(1.0).kinds, {"grad": Releases((PoissonGaussian(3.0, 0.5, 1e-40),), (10,))}):
+        ledger = Ledger(NoiseSource())
+        with pytest.raises(PrivacyBudgetError, match="these releases cost eps"):
+            ledger.commit(dataclasses.replace(plan(1.0), eps=0.9, kinds=kinds))
+        assert not ledger.committed
+
+
+def test_noise_for_batches_goes_by_shares_and_counts():
+    def wanted(share, count):
+        return Wanted(lambda multiplier: (PoissonGaussian(multiplier, 0.01, 1e-40),), (count,), share)
+
+    options = {"delta": 1e-6, "neighboring_relation": "replace_one", "num_iterations": 10, "num_chains": 1}
+    kinds = plan_for_budget(eps=1.0, wanted={"a": wanted(0.2, 10), "b": wanted(0.6, 40)}, num_rows=50, **options).kinds
+    a, b = (kinds[name].mechanisms[0].noise_multiplier for name in "ab")
+    assert a / b == pytest.approx(math.sqrt((10 / 0.2) / (40 / 0.6)))
+
+
+def test_releases_of_a_schedule_are_claimed_for_the_iterations_that_make_them(path):
+    budget = PrivacyBudget(path, eps=1.0, delta=1e-4)
+    ledger, stages = Ledger(NoiseSource(), budget), (Gaussian(30.0), Gaussian(50.0), Gaussian(90.0))
+    ledger.commit(dataclasses.replace(plan(0.9), kinds={"ratio": Releases(stages, (1, 1, 1))}))
+    assert [ledger.grant({"ratio": Request(1, (1,))}, k, 50, b"")[0] for k in range(3)] == [True] * 3
+    with pytest.warns(RuntimeWarning, match="used up"):
+        assert not ledger.grant({"ratio": Request(1, (1,))}, 3, 50, b"")[0]
+
+
+def test_the_witness_lies_where_states_do(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state of mine"))
+    PrivacyBudget(path, eps=1.0, delta=1e-5)
+    assert len(list((tmp_path / "state of mine" / "numpyro_dp").glob("*.json"))) == 1
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path / "home")
+    PrivacyBudget(tmp_path / "another", eps=1.0, delta=1e-5)
+    assert len(list((tmp_path / "home" / ".local" / "state" / "numpyro_dp").glob("*.json"))) == 1
+
+
+def test_kinds_that_are_not_planned_do_not_hide_what_is_missing():
+    ledger = Ledger(NoiseSource())
+    ledger.commit(plan(1.0))
+    with pytest.raises(PrivacyBudgetError, match="10 of 11 ratio releases left"):
+        ledger.require({"grad": 3, "ratio": 11}, 1, 0, "this run")
+    ledger.require({"grad": 3, "ratio": 10}, 1, 0, "this run")
+
+
 def test_nothing_may_be_asked_for():
     ledger = Ledger(NoiseSource())
     ledger.commit(plan(1.0))
@@ -1370,6 +1451,9 @@ def test_releases_on_batches_are_charged_to_their_part(path):
     batches = {"grad": Releases((PoissonGaussian(20.0, 0.1, 1e-40),), (10,))}
     eps = composed_eps(flat_releases(batches), 1e-6, "replace_one")
     budget.charge(dataclasses.replace(plan(1.0), eps=eps, delta=1e-6, kinds=batches), "a run on batches")
+    for said in (eps / 1.5, eps * (1 - 1e-6)):
+        with pytest.raises(PrivacyBudgetError, match="this plan says that it costs"):
+            budget.charge(dataclasses.replace(plan(1.0), eps=said, delta=1e-6, kinds=batches), "too cheap")
     (charge,) = PrivacyBudget(path).charges
     assert charge.rho is None
     assert PrivacyBudget(path).eps_spent == pytest.approx(eps)

@@ -19,7 +19,9 @@ from numpyro_dp.privacy.clipping import (
     radius_by_blocks,
     require_correct_sums,
     sensitivity_steps,
+    sum_steps,
 )
+from numpyro_dp.privacy.isolation import RowsMeetError
 from numpyro_dp.privacy.noise import in_real_units, release
 
 pytestmark = pytest.mark.optimized
@@ -62,6 +64,29 @@ def test_what_one_scalar_row_contributes(value, expected, precision):
 def test_what_one_vector_row_contributes(bad):
     total = vector_sum(np.array([[bad, 1.0, 0.0], [0.5, 0.0, 0.0]], np.float32), 2.0)
     np.testing.assert_allclose(released(total, None), [0.5, 0, 0], atol=1e-6)
+    np.testing.assert_array_equal(steps(total), steps(vector_sum(np.array([[0.5, 0.0, 0.0]], np.float32), 2.0)))
+
+
+@pytest.mark.parametrize("fixed_places", [False, True])
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_only_rows_that_are_present_count(shape, fixed_places):
+    rng = np.random.default_rng(0)
+    values, present = rng.normal(size=(300, *shape)).astype(np.float32), rng.random(300) < 0.5
+    per_row, options = lambda row: row[0][0], {"fixed_places": fixed_places}
+    found = clipped_sum(per_row, (jnp.asarray(values),), 2.0, present=jnp.asarray(present), **options)
+    where = present.reshape(-1, *[1] * len(shape))
+    expected = clipped_sum(per_row, (jnp.asarray(np.where(where, values, 0)),), 2.0, **options)
+    np.testing.assert_array_equal(steps(found), steps(expected))
+
+
+def test_a_chunk_may_be_full_of_the_largest_steps():
+    high, low = sum_steps(jnp.full(2**17, GRID, jnp.int32))
+    assert (int(high) << 24) + int(low) == 2**17 * GRID
+
+
+def test_loops_are_refused_unless_somebody_vouches_for_them():
+    with pytest.raises(RowsMeetError, match="random_gamma"):
+        clipped_sum(lambda row: jax.random.gamma(jax.random.key(0), row[0][0]), (jnp.ones(3),), 1.0)
 
 
 @pytest.mark.parametrize("value", HOSTILE)

@@ -102,6 +102,18 @@ def test_floating_point_decides_as_exact_arithmetic_does(name, steps, monkeypatc
     np.testing.assert_array_equal(slow, quick)
 
 
+@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("off", [-(2**23), -1, 0, 1, 2**23])
+def test_what_floating_point_cannot_tell_is_decided_exactly(name, off, monkeypatch):
+    """The test's word lies next to the probability to accept."""
+    law, part, decided = LAWS[name][0], 2**62, []
+    monkeypatch.setattr(exact_sampling, "_accept_exactly", lambda *arguments: decided.append(arguments) or True)
+    border = int(law.log_accept_exactly(0, Decimal(part) / 2**63).exp() * 2**64)
+    proposal = np.array([2**64 - 1, 0, 2 * part, border + off], np.uint64)  # whole number 0, step 0, the part, the test
+    assert len(exact_sampling._accepted(law, 1, 1, lambda count: proposal)) == 1
+    assert len(decided) == 1
+
+
 def test_whole_numbers_are_decided_by_as_many_bits_as_it_takes():
     """At the border between two of them, and in the tail, where the first word is 0."""
     asked = []
@@ -124,6 +136,16 @@ def test_whole_numbers_are_decided_by_as_many_bits_as_it_takes():
     assert decide(rate, 0, further(2**63)) == math.floor(65 * 2 * math.log(2))  # U = 2**-65 and a little
     assert decide(rate, 2**64 - 1, further(1)) == 0
     assert asked
+
+
+@pytest.mark.parametrize("rate", [1e-5, 1e-3, 0.5, 30.0])
+@pytest.mark.parametrize("whole", [1, 2, 7])
+def test_borders_between_whole_numbers_are_left_open_as_far_as_floats_are_off(rate, whole):
+    with mpmath.workdps(60):
+        border = int(mpmath.exp(-mpmath.mpf(rate) * whole) * mpmath.mpf(2) ** 64)
+    if border > 2**20:
+        near = [border + off for off in (-(2**9), -1, 0, 1, 2**9) if border + off < 2**64]
+        assert exact_sampling._whole_numbers(rate, np.array(near, np.uint64))[1].all()
 
 
 def test_tails_have_no_end():

@@ -71,6 +71,7 @@ def test_the_buffer_overflows_as_rarely_as_is_accounted_for(num_rows):
     batches = PoissonBatches(rate=min(1.0, 100 / num_rows) * 0.9)
     capacity = batches.capacity(num_rows)
     assert stats.binom.sf(capacity, num_rows, batches.rate) <= OVERFLOW
+    assert capacity == 1 or stats.binom.sf(capacity - 1, num_rows, batches.rate) > OVERFLOW
     assert capacity <= min(num_rows, 90 + 16 * np.sqrt(90) + 40)
 
 
@@ -141,6 +142,7 @@ def test_batches_that_cannot_be_accounted_for_are_refused(make, relation, messag
         (lambda: PoissonBatches(5, 0.1), "either batch_size"),
         (lambda: PoissonBatches(rate=1.5), r"rate must lie in \[1e-15, 1\]"),
         (lambda: PoissonBatches(-1), "batch_size must be positive"),
+        (lambda: PoissonBatches(0), "batch_size must be positive"),
         (lambda: PoissonBatches(3, max_batch_size=0), "max_batch_size must be at least 1"),
         (lambda: FixedBatches(1), "at least 2"),
         (lambda: FixedBatches(2.0), "integer"),

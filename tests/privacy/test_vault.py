@@ -276,10 +276,10 @@ def test_a_search_for_bounds_counts_rows_with_the_least_noise(relation, monkeypa
     monkeypatch.setattr(numpyro_dp.privacy.release, "clipped_sum", spy)
     of = vault(neighboring_relation=relation)
     grid, draws = Grid(1.02, 10), given_draw(2, slots=10)
-    threshold = jnp.array([3.5, -0.5])  # of 64 rows; the last one asks for the end of the grid
+    threshold = jnp.array([4.5, -0.5])  # of 64 rows; the last one asks for the end of the grid
     found = of.find_bounds(draws, lambda row: jnp.abs(row[0][0]) * jnp.array([100.0, 1e19]), grid, 1e-2, threshold)
     values = 100 * np.sort(abs(ROWS[0]))
-    expected = next(bound for bound in 0.01 * 1.02 ** np.arange(1024) if (values > bound).sum() <= 3)
+    expected = next(bound for bound in 0.01 * 1.02 ** np.arange(1024) if (values > bound).sum() <= 4)
     np.testing.assert_allclose(found, [expected, 0.01 * 1.02**1023], rtol=1e-4)
     most = 2**0.5 * (0.5 if relation == "replace_one" else 1.0)
     assert all(most < bound < 1.01 * most for bound in asked)
@@ -292,7 +292,6 @@ def test_loops_are_refused_unless_somebody_vouches_for_them():
 
     for ask in (
         lambda: vault().find_bounds(given_draw(1), looping, Grid(2.0, 1), 1.0, 1.0),
-        lambda: clipped_sum(looping, ROWS, 1.0),
         lambda: vault().ask(given_draw(1), RowSum(looping, 1.0)),
     ):
         with pytest.raises(RowsMeetError, match="random_gamma"):
@@ -313,7 +312,7 @@ class OneOther:
 
 
 def test_sums_of_owners_add_up_step_by_step():
-    theirs = np.array([5, -3, 2**40 + 7])
+    theirs = np.array([4, -3, 2**40 + 7])
     mine = jnp.array([1, 2**24 - 1, -(2**30)], jnp.int32)
     of = vault(owners=OneOther(theirs, 4.0))
     released = of.ask(given_draw(3, lo=mine, noise_multiplier=3.0), RowSum(lambda row: jnp.zeros(3), 1.0))

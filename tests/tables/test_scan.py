@@ -490,6 +490,34 @@ def test_under_a_cap_a_unit_has_no_number():
         mcmc.run(jax.random.key(0), table[["a", "c"]], who, y=table["y"])
 
 
+def separate_visits(table, members=None, **options):
+    opened = in_pieces(table)
+    who = opened.unit("who")
+    kernel = DPHMC(visits, eps=3.0, unit="person", **options)
+    return kernel.separate((opened[["a", "c"]], who, members or who.num_units), {"y": opened["y"]}), opened.by_unit(
+        who, None
+    )
+
+
+def test_whose_a_row_is_belongs_to_the_plan_unless_it_is_private():
+    table, _, persons = table_of_visits()
+    separated, units = separate_visits(table)
+    assert (separated.num_rows, separated.identity) == (persons, units.identity)
+    capped, _ = separate_visits(table, max_rows_per_unit=2)
+    assert capped.identity == "private 'person', up to 2 rows"
+
+
+def test_as_many_members_as_units_and_no_unit_that_has_nearly_all_rows():
+    table, _, persons = table_of_visits()
+    separate_visits(table, persons + 1)
+    with pytest.raises(ValueError, match=f"has {persons} units, and plate 'persons' has {persons - 1} members"):
+        separate_visits(table, persons - 1)
+    uneven = frame(220).append_column("who", pa.array(["a"] * 200 + [f"b{k:02d}" for k in range(20)]))
+    with pytest.raises(ValueError, match="the largest unit has 200 of 220 rows"):
+        separate_visits(uneven)
+    separate_visits(uneven, max_rows_per_unit=2)
+
+
 def test_columns_of_two_tables_with_units():
     one, other = (in_pieces(table_of_visits()[0]) for _ in range(2))
     mcmc = MCMC(DPHMC(persons_with_slopes, eps=3.0, unit="who"), num_warmup=2, num_samples=2, progress_bar=False)
