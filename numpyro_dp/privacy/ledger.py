@@ -651,7 +651,7 @@ class Ledger:
         block = _at(len(planned), stage, missing)
         more = math.ceil(CLAIM * sum(planned)) - missing
         for later in range(stage, len(planned)):
-            count = min(max(more, 0), planned[later] - claimed[later] - block[later])
+            count = max(0, min(more, planned[later] - claimed[later] - block[later]))
             block[later] += count
             more -= count
         return block

@@ -1076,6 +1076,14 @@ def test_releases_of_a_schedule_are_claimed_for_the_iterations_that_make_them(pa
         assert not ledger.grant({"ratio": Request(1, (1,))}, 3, 50, b"")[0]
 
 
+def test_what_is_claimed_ahead_never_stands_for_what_is_missing(path):
+    ledger = Ledger(NoiseSource(), PrivacyBudget(path, eps=1.0, delta=1e-4))
+    ledger.commit(dataclasses.replace(plan(0.9), kinds={"ratio": Releases((Gaussian(30.0), Gaussian(50.0)), (1, 40))}))
+    assert ledger._claim({"ratio": (0, 1)})
+    assert not ledger._claim({"ratio": (0, 2)})
+    assert ledger._claim({"ratio": (1, 40)})
+
+
 def test_the_witness_lies_where_states_do(path, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state of mine"))
     PrivacyBudget(path, eps=1.0, delta=1e-5)

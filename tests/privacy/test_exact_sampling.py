@@ -109,7 +109,7 @@ def test_what_floating_point_cannot_tell_is_decided_exactly(name, off, monkeypat
     law, part, decided = LAWS[name][0], 2**62, []
     monkeypatch.setattr(exact_sampling, "_accept_exactly", lambda *arguments: decided.append(arguments) or True)
     border = int(law.log_accept_exactly(0, Decimal(part) / 2**63).exp() * 2**64)
-    proposal = np.array([2**64 - 1, 0, 2 * part, border + off], np.uint64)  # whole number 0, step 0, the part, the test
+    proposal = np.array([2**64 * 4 // 5, 0, 2 * part, border + off], np.uint64)  # whole number 0, step, part, test
     assert len(exact_sampling._accepted(law, 1, 1, lambda count: proposal)) == 1
     assert len(decided) == 1
 
