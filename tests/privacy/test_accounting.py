@@ -24,6 +24,7 @@ from numpyro_dp.privacy.accounting import (
     gaussian_delta,
     gaussian_eps,
     gaussian_rho,
+    how,
     noise_multiplier_for,
     zcdp_eps,
 )
@@ -36,6 +37,7 @@ from numpyro_dp.privacy.mechanisms import (
     PoissonGaussian,
     TruncatedPoissonGaussian,
 )
+from numpyro_dp.privacy.pld import largest_loss
 from numpyro_dp.tools.events import DP_ACCOUNTING_RELATIONS, event_of, privacy_events
 
 
@@ -826,7 +828,9 @@ def test_a_replaced_row_moves_mean_and_variance_of_a_batch_by_what_is_claimed():
 
 
 @pytest.mark.parametrize("shift", [0.3, 2.0])
-@pytest.mark.parametrize(("first", "second"), [(1.3, 1.0), (1.0, 1.3), (2.0, 2.0), (1.0, 1.001), (1.001, 1.0)])
+@pytest.mark.parametrize(
+    ("first", "second"), [(1.3, 1.0), (1.0, 1.3), (2.0, 2.0), (1.0, 1.001), (1.001, 1.0), (0.3, 3.0), (3.0, 0.3)]
+)
 def test_two_normal_laws_against_their_densities(shift, first, second):
     """``max(p - e^eps q, 0)``, integrated."""
     x = np.linspace(-40, 40, 2_000_001)
@@ -853,8 +857,18 @@ def test_a_batch_that_is_never_full_is_a_poisson_batch():
             np.testing.assert_array_equal(of_batches[k](EPS), poisson[k](EPS))
 
 
+def test_the_way_to_a_price_is_told():
+    assert how([(Gaussian(1.0), 2)]) == "Gaussian releases, in closed form"
+    assert how([(Gaussian(1.0), 2), (LogisticBit(1.0), 1)]) == "privacy loss distributions, convolved"
+
+
+def test_a_profile_that_does_not_end_has_the_largest_loss():
+    assert largest_loss(np.ones_like) == pytest.approx(1e7)
+
+
 def test_what_costs_nothing_costs_nothing():
     assert calibrate(lambda scale: [(Gaussian(100 * scale), 1)], 1.0, 0.5, REPLACE, low=1e-3) > 0
+    assert calibrate(lambda scale: [(Gaussian(scale), 1)], MIN_EPS, 1e-6, REPLACE) > 0
     assert gaussian_delta(MIN_EPS, gaussian_rho(MIN_EPS, 1e-6)) <= 1e-6
     assert gaussian_delta(1.0, 0.0) == gaussian_delta(math.inf, 0.1) == gaussian_eps(0.9, 1e-3) == 0.0
 

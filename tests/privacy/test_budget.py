@@ -1079,6 +1079,7 @@ def test_releases_of_a_schedule_are_claimed_for_the_iterations_that_make_them(pa
 def test_what_is_claimed_ahead_never_stands_for_what_is_missing(path):
     ledger = Ledger(NoiseSource(), PrivacyBudget(path, eps=1.0, delta=1e-4))
     ledger.commit(dataclasses.replace(plan(0.9), kinds={"ratio": Releases((Gaussian(30.0), Gaussian(50.0)), (1, 40))}))
+    assert not ledger._claim({"ratio": (0, 2)})
     assert ledger._claim({"ratio": (0, 1)})
     assert not ledger._claim({"ratio": (0, 2)})
     assert ledger._claim({"ratio": (1, 40)})
@@ -1465,6 +1466,10 @@ def test_releases_on_batches_are_charged_to_their_part(path):
     (charge,) = PrivacyBudget(path).charges
     assert charge.rho is None
     assert PrivacyBudget(path).eps_spent == pytest.approx(eps)
+
+
+def test_folders_of_a_budget_are_made(tmp_path):
+    assert PrivacyBudget(tmp_path / "a" / "b" / "table.budget", eps=1.0, delta=1e-5).path.exists()
 
 
 def test_the_smallest_delta_makes_a_budget(path):

@@ -180,6 +180,8 @@ def test_random_numbers_of_a_rows_own_threefry_key_are_its_own():
     x = jnp.arange(8.0)
     each = jnp.stack([noisy(v) for v in x])
     np.testing.assert_allclose(jax.vmap(alone(noisy, 1.0).of)(x), each, rtol=1e-6)
+    alone(lambda v: jax.random.uniform(jax.random.fold_in(jax.random.key(0), v)), 3)
+    alone(lambda words: jax.random.uniform(jax.random.wrap_key_data(words)), jnp.arange(2, dtype=jnp.uint32))
 
 
 # -- Derivative rules: of what is mapped, a gradient, the forward density says nothing ---------------------------------
@@ -280,6 +282,18 @@ def test_loops_are_followed():
         alone(lambda x: jax.lax.while_loop(lambda v: v < 1, lambda v: v + 1, x), 1.0)
     alone(lambda x: jax.lax.fori_loop(0, 3, lambda _, v: v + 1, x), 1.0)
     alone(lambda x, n: jax.lax.fori_loop(0, n, lambda _, v: v + 1, x), 1.0, 3, of_rows=[True, False])
+
+
+def test_what_depends_on_a_row_is_known_behind_branches_and_loops():
+    """By what decides the branch, by what the loop closes over, and by what it begins with, should it never turn."""
+    for function in (
+        lambda x, n: own_rule(jax.lax.cond(x > 0, lambda m: m, lambda m: 2 * m, n)),
+        lambda x, n: own_rule(jax.lax.fori_loop(0, n, lambda _, v: v + x, 0.0)),
+        lambda x, n: own_rule(jax.lax.fori_loop(0, n, lambda _, c: (c[1], c[1]), (x, 0.0))[0]),
+    ):
+        with pytest.raises(RowsMeetError, match="custom_vmap_call"):
+            alone(function, 1.0, 3, of_rows=[True, False])
+    alone(lambda x, n: x + own_rule(jax.lax.fori_loop(0, n, lambda _, v: v + 1, 0.0)), 1.0, 3, of_rows=[True, False])
 
 
 def test_what_no_output_depends_on_is_left_out():

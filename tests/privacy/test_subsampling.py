@@ -143,6 +143,7 @@ def test_batches_that_cannot_be_accounted_for_are_refused(make, relation, messag
         (lambda: PoissonBatches(rate=1.5), r"rate must lie in \[1e-15, 1\]"),
         (lambda: PoissonBatches(-1), "batch_size must be positive"),
         (lambda: PoissonBatches(0), "batch_size must be positive"),
+        (lambda: PoissonBatches(np.inf), "batch_size must be positive"),
         (lambda: PoissonBatches(3, max_batch_size=0), "max_batch_size must be at least 1"),
         (lambda: FixedBatches(1), "at least 2"),
         (lambda: FixedBatches(2.0), "integer"),

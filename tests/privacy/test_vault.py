@@ -243,6 +243,15 @@ def test_each_owner_of_rows_adds_noise_of_its_own(monkeypatch):
     assert float(released.scale) == pytest.approx(5**0.5 * 2 * 2.0 * mechanism.noise_multiplier, rel=1e-5)
 
 
+def test_a_draw_may_be_split_at_its_ends():
+    for first in (0, 3):
+        one, other = given_draw(slots=3).split(first)
+        assert (len(one), len(other)) == (first, 3 - first)
+    for first in (-1, 4):
+        with pytest.raises(ValueError, match="a draw of 3 slots cannot be split after"):
+            given_draw(slots=3).split(first)
+
+
 def test_slots_beyond_the_number_of_releases_are_no_leave():
     for beyond in (0, 1):
         ledger = ledger_for(Gaussian)
