@@ -35,7 +35,7 @@ from numpyro_dp import (
 )
 from numpyro_dp.kernels.prepared import _hash
 from numpyro_dp.preparation.derivatives import Survey
-from numpyro_dp.privacy.accounting import MIN_DELTA, composed_eps, gaussian_delta, gaussian_eps, gaussian_rho
+from numpyro_dp.privacy.accounting import MIN_DELTA, MIN_EPS, composed_eps, gaussian_delta, gaussian_eps, gaussian_rho
 from numpyro_dp.privacy.ledger import Ledger, Plan, Releases, Request, Wanted, flat_releases, plan_for_budget
 from numpyro_dp.privacy.mechanisms import Gaussian, PoissonGaussian
 from numpyro_dp.privacy.noise import NoiseSource
@@ -1466,6 +1466,10 @@ def test_releases_on_batches_are_charged_to_their_part(path):
     (charge,) = PrivacyBudget(path).charges
     assert charge.rho is None
     assert PrivacyBudget(path).eps_spent == pytest.approx(eps)
+
+
+def test_the_smallest_eps_makes_a_budget(path):
+    PrivacyBudget(path, eps=MIN_EPS, delta=1e-6).charge(plan(MIN_EPS), "all of it")
 
 
 def test_folders_of_a_budget_are_made(tmp_path):
