@@ -16,6 +16,7 @@ from scipy.special import expit
 
 from numpyro_dp.privacy import mechanisms
 from numpyro_dp.privacy.accounting import (
+    MIN_DELTA,
     MIN_EPS,
     NEIGHBORING_RELATIONS,
     calibrate,
@@ -855,6 +856,26 @@ def test_a_batch_that_is_never_full_is_a_poisson_batch():
         of_batches, poisson = (m.profiles(relation) for m in (never_full, PoissonGaussian(1.5, 1e-3)))
         for k in range(2):
             np.testing.assert_array_equal(of_batches[k](EPS), poisson[k](EPS))
+
+
+def test_a_mechanism_is_made_anew_of_plain_numbers_or_refused():
+    for mechanism in (Gaussian(np.float32(2.5)), FixedBatchGaussian(1.5, 5, 10), LogisticBit(0.5)):
+        anew = mechanisms.rebuilt(mechanism)
+        assert (anew, type(anew.noise_multiplier)) == (mechanism, float)
+    assert type(mechanisms.rebuilt(FixedBatchGaussian(1.5, 5, 10)).batch_size) is int
+
+    class SaysSo(Gaussian):
+        rho = 0.0
+
+    with pytest.raises(TypeError, match="only the mechanisms of .* are accounted for, got SaysSo"):
+        mechanisms.rebuilt(SaysSo(1.0))
+
+
+def test_the_smallest_delta_and_no_negative_cost():
+    assert 0 < gaussian_eps(MIN_DELTA, 0.1) < math.inf
+    for call in (lambda: gaussian_delta(1.0, -0.5), lambda: gaussian_eps(1e-6, -0.5)):
+        with pytest.raises(ValueError, match="rho must be at least 0, got -0.5"):
+            call()
 
 
 def test_the_way_to_a_price_is_told():

@@ -995,6 +995,7 @@ def test_what_a_reserve_is_spent_on_is_counted_by_whole_numbers():
         ({"a": Releases((mechanism,), (2,)), "b": Releases((mechanism,), (-1,))}, ValueError),
         ({"a": Releases((mechanism,), (math.nan,))}, ValueError),
         ({"a": Releases((Gaussian(1e-3),), (1,))}, PrivacyBudgetError),
+        ({"a": Releases((mechanism,), (1,)), "b": Releases((Gaussian(0.0),), (0,))}, PrivacyBudgetError),
     ):
         with pytest.raises(error):
             ledger.assign("reserve", kinds)
@@ -1007,6 +1008,7 @@ def test_a_reserve_becomes_what_it_is_spent_on():
     ledger.commit(dataclasses.replace(plan(1.0), kinds={"reserve": Releases((mechanism,), (1,))}))
     half = Gaussian(mechanism.noise_multiplier * 2**0.5)
     ledger.assign("reserve", {"walk": Releases((half,), (2,))})
+    assert ledger.committed_releases == ((mechanism, 1),)
     assert [ledger.grant({"walk": Request(1, (1,))}, 0, 50, b"")[0] for _ in range(2)] == [True, True]
     with pytest.warns(RuntimeWarning, match="used up"):
         assert not ledger.grant({"walk": Request(1, (1,))}, 0, 50, b"")[0]
