@@ -867,14 +867,14 @@ def test_a_mechanism_is_made_anew_of_plain_numbers_or_refused():
     class SaysSo(Gaussian):
         rho = 0.0
 
-    with pytest.raises(TypeError, match="only the mechanisms of .* are accounted for, got SaysSo"):
+    with pytest.raises(TypeError, match=r"only the mechanisms of .* are accounted for, got SaysSo"):
         mechanisms.rebuilt(SaysSo(1.0))
 
 
 def test_the_smallest_delta_and_no_negative_cost():
     assert 0 < gaussian_eps(MIN_DELTA, 0.1) < math.inf
     for call in (lambda: gaussian_delta(1.0, -0.5), lambda: gaussian_eps(1e-6, -0.5)):
-        with pytest.raises(ValueError, match="rho must be at least 0, got -0.5"):
+        with pytest.raises(ValueError, match=r"rho must be at least 0, got -0\.5"):
             call()
 
 
