@@ -194,6 +194,11 @@ def test_poisson_batches_have_their_law_in_the_tails_too(rate, num_rows):
         assert abs(share - rate).max() < 5.5 * np.sqrt(rate * (1 - rate) / count)
 
 
+def test_few_rows_join_at_a_small_rate_and_all_of_them_at_one():
+    assert len(exact_sampling.poisson_rows(1e-3, 1000, words_of(1))) < 20  # by chance once in 1e16
+    np.testing.assert_array_equal(exact_sampling.poisson_rows(1.0, 30, words_of(1)), np.arange(30))
+
+
 def test_gaps_of_poisson_batches_are_decided_exactly(monkeypatch):
     words = words_of(9)
     quick = poisson_rows(0.05, 2000, words)
