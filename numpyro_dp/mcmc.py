@@ -1,6 +1,5 @@
 """`MCMC`: NumPyro's MCMC with the budget planned beforehand, a report afterwards, and results without data."""
 
-import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,10 +13,11 @@ from numpyro.infer import mcmc as numpyro_mcmc
 from tqdm.auto import tqdm
 
 from numpyro_dp.kernels.base import DPKernel
-from numpyro_dp.preparation.verdict import some_of, standing
+from numpyro_dp.preparation.verdict import by_coordinate, standing
 from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.privacy.passes import StreamedColumn, StreamedTable
 from numpyro_dp.report import PrivacyReport
+from numpyro_dp.statements import some_of
 
 
 class MCMC(numpyro_mcmc.MCMC):
@@ -120,15 +120,8 @@ class MCMC(numpyro_mcmc.MCMC):
         named = {name: draws[name] for name in parameters if name in draws} if isinstance(draws, Mapping) else {}
         if not named:
             return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(draws)}
-        found: dict[str, Any] = {}
-        for name, values in jax.tree.map(np.asarray, named).items():
-            free = np.size(parameters[name]) // self.num_chains
-            if free > 1 and free == math.prod(values.shape[2:]):
-                by_place = {place: values[(slice(None), slice(None), *place)] for place in np.ndindex(values.shape[2:])}
-                found |= {f"{name}[{','.join(map(str, place))}]": value for place, value in by_place.items()}
-            elif free:
-                found[name] = values
-        return found
+        free = {name: np.size(parameters[name]) // self.num_chains for name in named}
+        return by_coordinate(jax.tree.map(np.asarray, named), free, 2)
 
     def resume(self, budget: PrivacyBudget) -> None:
         """Go on with a run that was pickled, in another process or after a crash.

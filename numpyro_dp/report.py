@@ -13,7 +13,7 @@ from numpyro_dp import statements
 from numpyro_dp.privacy import accounting
 from numpyro_dp.privacy.ledger import Releases, flat_releases
 from numpyro_dp.privacy.mechanisms import Mechanism
-from numpyro_dp.statements import round_up
+from numpyro_dp.statements import round_up, some_of
 
 
 class PosteriorWarning(UserWarning):
@@ -26,10 +26,12 @@ class Posterior:
 
     :ivar description: what the draws are draws of.
     :ivar reasons: why released numbers do not vouch for them; empty if they do.
+    :ivar uninformed: parameters of which the draws say hardly more than the prior does.
     """
 
     description: str
     reasons: tuple[str, ...] = ()
+    uninformed: tuple[str, ...] = ()
 
     @property
     def trusted(self) -> bool:
@@ -200,6 +202,8 @@ class PrivacyReport:
             ("noise", self.noise),
             ("posterior", str(self.posterior)),
         ]
+        if names := self.posterior.uninformed:
+            lines.append(("little about", f"{some_of(names, 10)}: the draws are hardly narrower than the prior"))
         if self.closed_over:
             lines.append(("also reads", f"the model, as public: {', '.join(self.closed_over)}"))
         lines += [("left out", f"site '{name}' ({reason})") for name, reason in self.dropped_sites.items()]

@@ -4,6 +4,7 @@ Both are made of the report alone, so they hold nothing private, and claim nothi
 """
 
 import decimal
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ _INTEGERS = (
     "Clipped sums are whole numbers, so their sensitivity holds in floating point; noise is a rounded normal (or "
     "logistic) variable, drawn exactly"
 )
+
+
+def some_of(names: Sequence[str], most: int = 5) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def methods(report: "PrivacyReport", version: str) -> str:

@@ -411,6 +411,10 @@ class DPKernel(MCMCKernel, Algorithm):
         found = "no release looked whether clip bounds and step sizes suit the rows (`prepare=False`)"
         return [found, *self._of_latents, *self._of_draws]
 
+    def uninformed(self) -> list[str]:
+        """Parameters of which the draws of a finished run say hardly more than the prior does, if the kernel tells."""
+        return []
+
     def judge(self, draws: Any) -> None:
         """Look at the draws of a finished run, and warn if released numbers do not vouch for the posterior.
 

@@ -60,7 +60,7 @@ def report(kernel: "DPKernel", table: dict[str, Any]) -> PrivacyReport:
         noise=_noise(kernel.settings, ledger),
         assumptions=_assumptions(kernel, plan),
         kernel=type(kernel).__name__,
-        posterior=Posterior(kernel.describe_posterior(), tuple(kernel.doubts())),
+        posterior=Posterior(kernel.describe_posterior(), tuple(kernel.doubts()), tuple(kernel.uninformed())),
         **table,
     )
 

@@ -47,7 +47,7 @@ from numpyro_dp.preparation.row_slopes import SLOPE_GRID, find_slope
 from numpyro_dp.preparation.search import Found, search
 from numpyro_dp.preparation.start import start_near
 from numpyro_dp.preparation.steps import find_steps
-from numpyro_dp.preparation.verdict import FIT_SHARE, check, find_mirror, reasons
+from numpyro_dp.preparation.verdict import FIT_SHARE, by_coordinate, check, find_mirror, reasons, uninformed
 from numpyro_dp.privacy.accounting import gaussian_rho, noise_multiplier_for
 from numpyro_dp.privacy.ledger import PrivacyBudgetError, Releases, Wanted
 from numpyro_dp.privacy.mechanisms import Gaussian, Mechanism, bounds_per_row
@@ -113,6 +113,8 @@ class PreparedKernel(DPKernel):
         self._public: list | None = None  # the public arguments that it was prepared with
         self._public_hash: str | None = ""  # of them, for whoever resumes a pickled kernel
         self._result: Prepared | None = None
+        self._prior: dict[str, np.ndarray] = {}  # draws of it, by coordinate
+        self._uninformed: list[str] = []
         super().__init__(*args, **options)
 
     @property
@@ -241,6 +243,13 @@ class PreparedKernel(DPKernel):
             )
         return found + self._of_latents + self._of_draws
 
+    def uninformed(self) -> list[str]:
+        return self._uninformed
+
+    def judge(self, draws: Any) -> None:
+        self._uninformed = uninformed(draws, self._prior)
+        super().judge(draws)
+
     def _warning(self, draws: Any) -> str:
         if self.preparation is None:
             return super()._warning(draws)
@@ -298,6 +307,7 @@ class PreparedKernel(DPKernel):
                 search = self.begin_search(separated, public, target)
                 prepared = self.search(search)
                 self._chain = self._make_chain(prepared, search.cut, separated, public)
+                self._prior = _prior_by_coordinate(separated, public, search.z_draws)
             self._result = prepared
             self._public = public.leaves
             self._public_hash = _hash(self._public)
@@ -352,11 +362,11 @@ class PreparedKernel(DPKernel):
         symmetries = find_symmetries(separated, args, kwargs, z_draws)
         steps = tuple(_steps(cut, separated, args, kwargs, _map(cut.coordinates, z_draws), prior))
         of_row = separated.row_log_density(args, kwargs)
-        return _Search(options, survey, z_prior, prior, near, symmetries, of_rows, of_row, steps)
+        return _Search(options, survey, z_draws, z_prior, prior, near, symmetries, of_rows, of_row, steps)
 
     def search(self, begun: "_Search") -> Prepared:
         """Ask the table, and decide by its noisy answers."""
-        options, survey, z_prior, prior, near, symmetries, *_ = begun
+        options, survey, _, z_prior, prior, near, symmetries, *_ = begun
         fund, cut = Fund(self.ledger, self.announce), survey.cut
         whole = fund.left
         found = search(survey, prior, near, fund, self.ledger.plan.num_rows)
@@ -537,7 +547,8 @@ class PreparedKernel(DPKernel):
 class _Search(NamedTuple):
     """A preparation before it starts.
 
-    :ivar z_prior, prior: in unconstrained parameters, and in the cut's coordinates.
+    :ivar z_draws: of the prior; flat and unconstrained.
+    :ivar z_prior, prior: rough normal laws of them, in unconstrained parameters, and in the cut's coordinates.
     :ivar near: where to start, in the latter.
     :ivar symmetries: of the joint density.
     :ivar target: on all rows.
@@ -547,6 +558,7 @@ class _Search(NamedTuple):
 
     options: Preparation
     survey: Survey
+    z_draws: np.ndarray
     z_prior: NormalPrior
     prior: NormalPrior
     near: NormalPrior
@@ -558,6 +570,18 @@ class _Search(NamedTuple):
     @property
     def cut(self) -> Cut:
         return self.survey.cut
+
+
+def _prior_by_coordinate(
+    separated: SeparableModel, public: PublicArguments, z_draws: np.ndarray
+) -> dict[str, np.ndarray]:
+    def parameters(z: jax.Array) -> dict[str, jax.Array]:
+        sites = separated.constrain(public.args, public.kwargs)(separated.unravel(z))
+        return {name: sites[name] for name in separated.prototype if name in sites}
+
+    free = {name: np.size(value) for name, value in separated.prototype.items()}
+    values = jax.jit(jax.vmap(parameters))(jnp.asarray(z_draws, jnp.result_type(float)))
+    return by_coordinate(values, free, 1)
 
 
 def _now() -> AbstractContextManager:

@@ -20,6 +20,7 @@ from numpyro_dp.preparation.fund import Fund, Wish
 from numpyro_dp.preparation.last_release import LastRelease, recentred, unresolved
 from numpyro_dp.preparation.search import Found, noise_edge
 from numpyro_dp.preparation.surrogate import Surrogate
+from numpyro_dp.statements import some_of
 
 FIT_SHARE = 0.1
 """Of the budget, for the last look at the rows."""
@@ -239,6 +240,42 @@ def reasons(check: Check) -> list[str]:
 
 LEAST_DRAWS = 4
 """Of a chain, to tell whether it moves and has converged."""
+HARDLY_NARROWER = 0.8
+"""Interquartile range of the draws over that of the prior, from which they say little more than the prior does."""
+
+
+def by_coordinate(values: Mapping[str, Any], free: Mapping[str, int], leading: int) -> dict[str, np.ndarray]:
+    """Values of sites, coordinate by coordinate where each is a parameter of its own.
+
+    Without sites that have no free parameter.
+
+    :param free: how many free parameters each site has.
+    :param leading: number of leading axes, of draws.
+    """
+    found: dict[str, np.ndarray] = {}
+    for name, value in values.items():
+        value, places = np.asarray(value), np.shape(value)[leading:]
+        if free[name] > 1 and free[name] == math.prod(places):
+            whole = (slice(None),) * leading
+            found |= {f"{name}[{','.join(map(str, k))}]": value[(*whole, *k)] for k in np.ndindex(places)}
+        elif free[name]:
+            found[name] = value
+    return found
+
+
+def uninformed(draws: Mapping[str, Any], prior: Mapping[str, Any]) -> list[str]:
+    """Coordinates whose draws are hardly narrower than the prior: there the noise hides what rows say, or they say
+    little.
+
+    :param draws, prior: by name, as `by_coordinate` has them: draws of the posterior and of the prior.
+    """
+
+    def width(values: Any) -> float:
+        flat = np.asarray(values, float)
+        return float(np.subtract(*np.quantile(flat[np.isfinite(flat)], [0.75, 0.25]))) if flat.size else 0.0
+
+    known = [name for name in draws if name in prior and np.ndim(draws[name]) == 2]
+    return [name for name in known if width(draws[name]) > HARDLY_NARROWER * width(prior[name]) > 0]
 
 
 def standing(draws: Mapping[str, Any]) -> list[str]:
@@ -248,11 +285,6 @@ def standing(draws: Mapping[str, Any]) -> list[str]:
     """
     long_enough = {name: leaf for name, leaf in _by_site(draws).items() if leaf.shape[1] >= LEAST_DRAWS}
     return [name for name, leaf in long_enough.items() if (np.ptp(leaf, axis=1) == 0).all(-1).any()]
-
-
-def some_of(names: Sequence[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _by_site(draws: Mapping[str, Any]) -> dict[str, np.ndarray]:

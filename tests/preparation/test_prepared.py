@@ -279,6 +279,7 @@ def test_without_privacy_the_default_is_the_exact_posterior():
     np.testing.assert_allclose(draws.std(0) / sd, 1, atol=0.2)
     assert mcmc.privacy.guarantee().startswith("NOT PRIVATE")
     assert mcmc.privacy.posterior.trusted
+    assert mcmc.privacy.posterior.uninformed == ()
 
 
 def test_who_waits_is_told_what_the_preparation_is_at(capfd):
@@ -291,6 +292,13 @@ def test_who_waits_is_told_what_the_preparation_is_at(capfd):
     MCMC(again, num_warmup=2, num_samples=4, progress_bar=False).run(jax.random.key(0), X, y=Y)
     assert "preparing" not in capfd.readouterr().err
     pickle.dumps(kernel)
+    # And afterwards, of which coefficients it has learned little. The prior is a standard normal law.
+    normal = np.random.default_rng(0).normal(size=(4, 500))
+    kernel.judge({"b[0]": normal, "b[1]": normal / 9})
+    assert kernel.privacy.posterior.uninformed == ("b[0]",)
+    assert "little about b[0]: the draws are hardly narrower" in str(kernel.privacy)
+    kernel.judge({"b[0]": normal / 9, "b[1]": normal / 9})
+    assert "little about" not in str(kernel.privacy)
 
 
 def test_a_surrogate_gives_any_number_of_draws_for_nothing():

@@ -23,10 +23,12 @@ from numpyro_dp.preparation.verdict import (
     _variance,
     _varied,
     _width,
+    by_coordinate,
     check,
     find_mirror,
     reasons,
     standing,
+    uninformed,
     unmixed,
 )
 from tests.helpers.surveys import Parabola, fund_of, positive, spent_by
@@ -349,6 +351,32 @@ def test_a_chain_that_stands_still_is_named():
 
 def test_of_three_draws_nothing_is_known():
     assert unmixed({"b": np.zeros((2, 3))}) == ["four draws at least tell whether chains have converged"]
+
+
+def test_what_is_hardly_narrower_than_the_prior_is_named():
+    rng = np.random.default_rng(0)
+    draws = by_coordinate({"b": rng.normal(size=(4, 500, 2)) * [0.3, 0.9], "c": rng.normal(size=(4, 500))}, FREE, 2)
+    prior = by_coordinate({"b": rng.normal(size=(1000, 2)), "c": 2 * rng.normal(size=1000)}, FREE, 1)
+    assert uninformed(draws, prior) == ["b[1]"]
+    assert uninformed(draws, prior | {"c": prior["c"] * 0}) == ["b[1]"]  # a prior of one point
+    assert uninformed(draws | {"d": draws["c"]}, prior) == ["b[1]"]  # of which no prior is known
+    far = {name: np.where(np.arange(1000) % 9 == 0, np.nan, values) for name, values in prior.items()}
+    assert uninformed(draws, far) == ["b[1]"]
+
+
+FREE = {"b": 2, "c": 1, "simplex": 2, "fixed": 0, "L": 1}
+
+
+def test_coordinates_are_told_apart_where_each_is_a_parameter():
+    draws = {"simplex": np.zeros((4, 5, 3)), "fixed": np.zeros((4, 5)), "L": np.zeros((4, 5, 2, 2))}
+    found = by_coordinate(draws | {"b": np.arange(40.0).reshape(4, 5, 2)}, FREE, 2)
+    assert {name: value.shape for name, value in found.items()} == {
+        "simplex": (4, 5, 3),
+        "L": (4, 5, 2, 2),
+        "b[0]": (4, 5),
+        "b[1]": (4, 5),
+    }
+    assert found["b[1]"][0, 0] == 1
 
 
 # -- Mirrors -----------------------------------------------------------------------------------------------------------

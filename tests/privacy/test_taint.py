@@ -212,6 +212,7 @@ METHODS = {
         "require_budget": "returns nothing",
         "resume": "returns nothing",
         "settle": "returns nothing",
+        "uninformed": "what it returns is in the report",
         "judge": "of draws, which are compared; what it warns of and keeps is compared, too",
         "wants_table_as_argument": "of its arguments' sizes; kept nowhere",
         "separate": "reads shapes; a model, which holds no rows",
