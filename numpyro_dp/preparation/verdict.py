@@ -272,7 +272,8 @@ def uninformed(draws: Mapping[str, Any], prior: Mapping[str, Any]) -> list[str]:
 
     def width(values: Any) -> float:
         flat = np.asarray(values, float)
-        return float(np.subtract(*np.quantile(flat[np.isfinite(flat)], [0.75, 0.25]))) if flat.size else 0.0
+        finite = flat[np.isfinite(flat)]
+        return float(np.subtract(*np.quantile(finite, [0.75, 0.25]))) if finite.size else 0.0
 
     known = [name for name in draws if name in prior and np.ndim(draws[name]) == 2]
     return [name for name in known if width(draws[name]) > HARDLY_NARROWER * width(prior[name]) > 0]

@@ -362,6 +362,7 @@ def test_what_is_hardly_narrower_than_the_prior_is_named():
     assert uninformed(draws | {"d": draws["c"]}, prior) == ["b[1]"]  # of which no prior is known
     far = {name: np.where(np.arange(1000) % 9 == 0, np.nan, values) for name, values in prior.items()}
     assert uninformed(draws, far) == ["b[1]"]
+    assert uninformed({"c": np.full((4, 500), np.nan)}, prior) == []
 
 
 FREE = {"b": 2, "c": 1, "simplex": 2, "fixed": 0, "L": 1}
