@@ -316,7 +316,12 @@ def draw(found: Mapping[str, list[Found]], eps: float, path: Path) -> None:
         axes.text(-0.02, place, label, ha="right", va="center", transform=axes.get_yaxis_transform(), fontsize=8)
     axes.axvline(eps, color="C3")
     axes.text(eps, -0.9, "claimed ", ha="right", color="C3")
-    axes.set(xlim=(-0.03 * eps, 1.05 * eps), ylim=(len(found) - 0.5, -1.2), yticks=[], xlabel="eps is at least (confidence .95)")
+    axes.set(
+        xlim=(-0.03 * eps, 1.05 * eps),
+        ylim=(len(found) - 0.5, -1.2),
+        yticks=[],
+        xlabel="eps is at least (confidence .95)",
+    )
     axes.set_title("One run each: what it gives away, and what it claims", fontsize=10)
     figure.savefig(path, dpi=120)
 

@@ -33,6 +33,18 @@ their distance."""
 _LIGHT = 0.5
 """Weight of the other parts of the last look, beside the count of outlying rows."""
 _ROOM = 1 + 1.5e-3  # the clip of a sum rounds down, and a row may lie on the bound
+_REACH = 0.5
+"""So far from the centre gradients are compared that a typical row's log density changes by this on the way. With n
+rows the sum is curved on a scale of sqrt(n) standard deviations, and the farther, the less noise."""
+_FALL_ROOM = 2.5
+"""Bound of `row_fall`, over what the gradients' squares have: few rows have a kink on the way, and of these all."""
+_FALL_SHARE = 0.2
+"""Of the price of derivatives, for the fall."""
+_UNSURE_ANSWER = 0.25
+"""Noise of an answer with which it counts half."""
+_ANSWERS = 0.1, 4.0
+_LEAST_TRACE = 4.0
+"""Standard deviations of the trace's noise below which it says nothing."""
 SCALE_GRID, RARE_GRID = Grid(2.0, 6), Grid(2.0, 5)
 BOUND_GRID = Grid(2.0**0.5, 7)
 LAST_BOUND_GRID = Grid(2.0**0.5, 4)
@@ -70,21 +82,23 @@ class Derivatives(NamedTuple):
 
     :ivar score: sum of clipped gradients, shape (m,).
     :ivar score_scale: standard deviation of its noise, in each entry.
-    :ivar information: sum of clipped information matrices, shape (m, m).
+    :ivar information: sum of clipped information matrices, times `answer`, shape (m, m).
     :ivar information_scale: standard deviation of the noise in its diagonal; off the diagonal it is smaller by the
         square root of 2. Where noise was taken off (`without_apart`), that of a noise of the same largest eigenvalue.
+    :ivar answer: by how much the score answers to the parameters, over the gradients' squares: see `row_fall`.
     """
 
     score: np.ndarray
     score_scale: float
     information: np.ndarray
     information_scale: float
+    answer: float = 1.0
 
 
 class Fit(NamedTuple):
     """What the last look at the rows released: whether they are as the surrogate says. Sums over rows.
 
-    :ivar clipped: rows whose gradient was clipped, less those that the model expects.
+    :ivar clipped: rows whose gradient was clipped, less those that the model expects, if it tells.
     :ivar outlying: rows whose gradient is far longer than those of outcomes that the model draws for them, less those
         that the model expects.
     :ivar square: of the norms of the clipped gradients, where they are centred shortened as in a release.
@@ -166,6 +180,16 @@ class Survey:
         """Whether the model tells how rows come about, and a row's place is public, so that gradients are centred."""
         return is_centred(self.cut, self._target)
 
+    @property
+    def has_kinks(self) -> bool:
+        """Whether only many rows together have curvature, and no model tells how much."""
+        return not self.centres and not self._is_smooth
+
+    @property
+    def derivative_numbers(self) -> int:
+        """How many numbers `derivatives` releases at once."""
+        return self.size + self.size * (self.size + 1) // 2 + self.has_kinks
+
     def count(self, draw: Draw) -> float:
         """How many rows there are, with noise."""
         return float(self._count(self._target, draw))
@@ -205,23 +229,31 @@ class Survey:
         numbers = (jnp.asarray(x, self.dtype) for x in (smallest, threshold))
         return np.asarray(self._bounds(self._target, draws, self._cast(frame), grid, *numbers), float)
 
-    def derivatives(self, draw: Draw, frame: Frame, bounds: Bounds, share: float) -> Derivatives:
-        """Score and information at ``u = 0``, in one release of both.
+    def derivatives(self, draw: Draw, frame: Frame, bounds: Bounds, share: float, num_rows: float) -> Derivatives:
+        """Score and information at ``u = 0``, in one release of both; where rows have kinks, also `Derivatives.answer`.
 
-        :param share: of the price that is for the information.
+        :param draw: for vectors of `derivative_numbers`.
+        :param share: of the price of score and information that is for the information.
         """
-        weights = math.sqrt(1 - share), math.sqrt(share)
-        numbers = [jnp.asarray(x, self.dtype) for x in (*bounds, *weights)]
+        m, typical = self.size, math.sqrt(self.size / (self.power * num_rows))
+        of_fall = _FALL_SHARE if self.has_kinks else 0.0
+        prices = (1 - of_fall) * (1 - share), (1 - of_fall) * share, of_fall
+        limits = float(bounds.score), float(bounds.information), _FALL_ROOM * math.sqrt(m) * typical**2
+        weights = [math.sqrt(price) for price in prices]
+        numbers = [jnp.asarray(x, self.dtype) for x in (*limits, *weights, _REACH / typical)]
         found = self._derivatives(self._target, draw, self._cast(frame), *numbers)
-        value, scale = np.asarray(found.value, float), self.power * float(found.scale)
-        units = [float(bound) / weight for bound, weight in zip(bounds, weights, strict=True)]
-        m = self.size
-        information, information_scale = self.power * units[1] * _matrix(value[m:], m), units[1] * scale
-        return Derivatives(
-            self.power * units[0] * value[:m],
-            units[0] * scale,
-            *without_apart(information, information_scale, np.asarray(frame.whitening, float), self.cut.apart),
+        scale, known = self.power * float(found.scale), m + m * (m + 1) // 2
+        parts = np.split(self.power * np.asarray(found.value, float), [m, known])
+        units = [limit / weight if weight else 0.0 for limit, weight in zip(limits, weights, strict=True)]
+        score, information = units[0] * parts[0], _matrix(units[1] * parts[1], m)
+        answer = 1.0
+        if self.has_kinks:
+            fall, trace = units[2] * float(parts[2][0]), float(np.trace(information))
+            answer = _answer(fall, units[2] * scale, trace, math.sqrt(m) * units[1] * scale)
+        left = without_apart(
+            answer * information, answer * units[1] * scale, np.asarray(frame.whitening, float), self.cut.apart
         )
+        return Derivatives(score, units[0] * scale, *left, answer)
 
     def whole(self, draw: Draw, frame: Frame, largest: float) -> float:
         """Trace of the information that the rows would have if no gradient were clipped, tempered; with noise.
@@ -363,14 +395,19 @@ class Survey:
             draws, norms, grid, smallest, threshold, self.size**2 + self.size * CENTRE_DRAWS, self.centres
         )
 
-    def _sum_derivatives(self, target, draw, frame, bound, largest, score_weight, information_weight) -> Released:
+    def _sum_derivatives(
+        self, target, draw, frame, bound, largest, steepest, score_weight, information_weight, fall_weight, reach
+    ) -> Released:
         scores = self._row_scores(frame, bound)
 
         def both(row: tuple) -> jax.Array:
             found = scores(row)
             score = self._weighted(found, bound, largest) * (score_weight / bound)
             information = clip_norm(_vector(found.information), largest) * (information_weight / largest)
-            return jnp.concatenate([score, information])
+            if not self.has_kinks:
+                return jnp.concatenate([score, information])
+            fall = jnp.nan_to_num(row_fall(self.cut, frame, bound, row, reach) / steepest)
+            return jnp.concatenate([score, information, jnp.clip(fall, -1, 1)[None] * fall_weight])
 
         width = self.size**2 + self.size * CENTRE_DRAWS
         return self._numbered(target).release_sum(draw, both, _ROOM, width, may_loop=self.centres)
@@ -524,7 +561,7 @@ class _Scores(NamedTuple):
         for minus a Hessian.
     :ivar unclipped: the same for a score that is not clipped.
     :ivar square: what the model expects of the square of the clipped score's norm.
-    :ivar clipped: whether the clip shortens the score, as 0 or 1, less how likely the model says that is.
+    :ivar clipped: whether the clip shortens the score, as 0 or 1, less how likely the model says that is, if it does.
     :ivar outlying: the same of whether the gradient is far longer than those of the model's outcomes.
     """
 
@@ -539,16 +576,47 @@ class _Scores(NamedTuple):
 def plain_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, is_smooth: bool) -> _Scores:
     """The gradient, and minus the Hessian; or the gradient's square, which on average is the same at the posterior."""
     zero = jnp.zeros_like(jnp.asarray(frame.center))
-    none = jnp.zeros((), zero.dtype)
     gradient_at = jax.grad(lambda u: cut.row_log_density(frame.at(u), row))
     if is_smooth:
         gradient, push = jax.linearize(gradient_at, zero)
-        information = -jax.vmap(push)(jnp.eye(cut.size, dtype=zero.dtype))
-        return _Scores(gradient, information, information, none, none, none)
-    gradient = gradient_at(zero)
-    factor = jnp.minimum(1, bound / jnp.maximum(jnp.linalg.norm(gradient), jnp.finfo(gradient.dtype).tiny))
-    square = jnp.outer(gradient, gradient)
-    return _Scores(gradient, factor * square, square, none, none, none)
+        information = unclipped = -jax.vmap(push)(jnp.eye(cut.size, dtype=zero.dtype))
+    else:
+        gradient = gradient_at(zero)
+        factor = jnp.minimum(1, bound / jnp.maximum(jnp.linalg.norm(gradient), jnp.finfo(gradient.dtype).tiny))
+        unclipped = jnp.outer(gradient, gradient)
+        information = factor * unclipped
+    none, within = jnp.zeros((), zero.dtype), jnp.linalg.norm(gradient) <= bound  # not so where it is no number
+    return _Scores(gradient, information, unclipped, none, 1 - within.astype(zero.dtype), none)
+
+
+def row_fall(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, reach: jax.Array) -> jax.Array:
+    """By how much a row's clipped gradient falls from one side of 0 to the other, per distance; over all coordinates.
+
+    Where a row's log density has kinks, as a check loss has, only the sum over rows is curved, at the width at which
+    the kinks of many rows lie. The gradient's square says how curved it would be if rows were the model's own draws:
+    those of a check loss hardly ever are, and whoever steps by the square stops a part of the way from the mode.
+
+    :param reach: how far from 0 gradients are compared.
+    """
+    gradient_at = jax.grad(lambda u: cut.row_log_density(frame.at(u), row))
+
+    def shortened(u: jax.Array) -> jax.Array:
+        return clip_norm(gradient_at(u), bound)
+
+    ends = reach * jnp.eye(cut.size, dtype=reach.dtype)
+    return jnp.trace(jax.vmap(shortened)(-ends) - jax.vmap(shortened)(ends)) / (2 * reach)
+
+
+def _answer(fall: float, fall_scale: float, trace: float, trace_scale: float) -> float:
+    """How much a score answers to the parameters, over the gradients' squares; 1 as far as noise hides it.
+
+    :param fall: sum of the rows' `row_fall`, with noise of the standard deviation `fall_scale`.
+    :param trace: of the gradients' squares, with its own.
+    """
+    if trace < _LEAST_TRACE * trace_scale:
+        return 1.0
+    weight = 1 / (1 + (fall_scale / (_UNSURE_ANSWER * trace)) ** 2)
+    return float(np.clip(1 + weight * (fall / trace - 1), *_ANSWERS))
 
 
 def has_kinks(cut: Cut, points: np.ndarray, rows: tuple) -> bool:

@@ -194,8 +194,8 @@ def last_releases(
     def release(price: float, frame: Frame) -> None:
         bounds, price = last_bounds(survey, frame, prior, n, price, fund, found.room)
         share = information_share(bounds, m, survey.power * n, price)
-        draw = fund.ask(last_release=Wish(price, 1, (m + m * (m + 1) // 2,)))["last_release"]
-        stages.append(LastRelease(frame, bounds, survey.derivatives(draw, frame, bounds, share)))
+        draw = fund.ask(last_release=Wish(price, 1, (survey.derivative_numbers,)))["last_release"]
+        stages.append(LastRelease(frame, bounds, survey.derivatives(draw, frame, bounds, share, n)))
         surrogates.append(combine(stages[-1], [*before, *stages[:-1]]))
 
     for _ in range(MOST_FIRST):

@@ -281,7 +281,7 @@ def _release(
     """
     m = survey.size
     typical = typical_norm(m, survey.power * n)
-    wishes = {"derivatives": Wish(prices.derivatives, 1, (m + m * (m + 1) // 2,))}
+    wishes = {"derivatives": Wish(prices.derivatives, 1, (survey.derivative_numbers,))}
     if survey.centres and is_settled:
         draws = fund.ask(**wishes)
         bounds = Bounds(room * SCORE_ROOM * typical, room * _INFORMATION_ROOM * typical**2)
@@ -296,7 +296,7 @@ def _release(
             information = min(information, max(quiet, _INFORMATION_ROOM * typical**2))
             score = min(score, _SCORE_OF_INFORMATION * math.sqrt(information))
         bounds = Bounds(score, information)
-    return bounds, survey.derivatives(draws["derivatives"], frame, bounds, 0.5)
+    return bounds, survey.derivatives(draws["derivatives"], frame, bounds, 0.5, n)
 
 
 def _step(found: Derivatives, edge: float, prior: NormalPrior, frame: Frame) -> tuple[np.ndarray, float, float]:

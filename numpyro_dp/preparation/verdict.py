@@ -51,6 +51,7 @@ class Check(NamedTuple):
     :ivar curve: by how much the log likelihood is above a quadratic, at each of some points of about a posterior's
         width: 0.
     :ivar curve_noise: standard deviation of the noise in it.
+    :ivar lost: share of the rows that were clipped, where no model tells what that takes: 0; None where one does.
     :ivar width: of the posterior, in units of these points' distance: 1, or less where clipped scores vary less.
     """
 
@@ -68,6 +69,7 @@ class Check(NamedTuple):
     curve: np.ndarray
     curve_noise: float
     width: float = 1.0
+    lost: float | None = None
 
 
 def check(
@@ -115,6 +117,7 @@ def check(
         curve=fit.curve,
         curve_noise=fit.curve_scale,
         width=_width(surrogate, precision, frame),
+        lost=None if survey.centres else fit.clipped / n,
     ), surrogate
 
 
@@ -130,6 +133,8 @@ def _width(surrogate: Surrogate, prior_precision: np.ndarray, frame: Frame) -> f
 def _variance(survey: Survey, fit: Fit, surrogate: Surrogate, frame: Frame, last: LastRelease, n: float) -> float:
     """Of the clipped scores over the information: the ratio of their traces, in the frame of the last look."""
     change = np.linalg.solve(np.asarray(surrogate.frame.whitening), np.asarray(frame.whitening))
+    if survey.has_kinks:  # the information is not the scores' variance there, but what the posterior's width goes by
+        return 1.0
     information = float(np.trace(change.T @ surrogate.curvature @ change))
     if not information > 0:  # a release that is all noise: rows told nothing
         return 1.0
@@ -179,6 +184,7 @@ CLEAR_OUTLYING = 2.8
 """Of the count of outlying rows, which says something only if there are more than expected. At n * eps = 10,000, 3% of
 gross outliers are some 4 standard deviations."""
 MOST_SURPRISING = 0.005
+MOST_LOST = 0.02
 MOST_CURVED = 1.0
 MOST_VARIED = 2.0
 LEAST_VARIED, CLEARLY_VARIED = 0.5, 2.0
@@ -213,6 +219,13 @@ def reasons(check: Check) -> list[str]:
                 "or a missing covariate would help. A row with a missing value (NaN) counts as one of them: mask it"
             )
             break
+    if check.lost is not None and check.lost > max(CLEAR * check.clipped_noise, MOST_LOST):
+        found.append(
+            f"{check.lost:.1%} of the rows were clipped or have missing values (noise of that count "
+            f"{check.clipped_noise:.1%}), and this model does not say what that takes: where they pull one way, the "
+            "posterior is off the other way. A quantile nearer to the middle, or a law that says how its rows come "
+            "about, would help"
+        )
     if check.variance > MOST_VARIED:
         found.append(
             f"the rows' scores vary {check.variance:.1f} times as much as the model says (1 if it holds): intervals "

@@ -110,8 +110,8 @@ def draw(*shape, hi=0, lo=0, multiplier=MULTIPLIER):
     return given_draw(*shape, hi=hi, lo=lo, noise_multiplier=multiplier)
 
 
-def of_derivatives(m=M, **noise):
-    return draw(m + m * (m + 1) // 2, **noise)
+def of_derivatives(m=M, has_kinks=False, **noise):
+    return draw(m + m * (m + 1) // 2 + has_kinks, **noise)
 
 
 def searches(counts, k=1, multiplier=MULTIPLIER, hi=0, lo=0):
@@ -134,6 +134,7 @@ class Parabola:
         self.place, self.precision, self.n = np.asarray(place, float), np.asarray(precision, float), n
         self.size, self.power, self.centres = len(self.place), power, centres
         self.kinds = np.eye(self.size, dtype=bool)
+        self.has_kinks, self.derivative_numbers = False, self.size + self.size * (self.size + 1) // 2
         self.asked: list[str] = []
         self._rng = np.random.default_rng(seed)
 
@@ -174,7 +175,7 @@ class Parabola:
             [math.sqrt(np.trace(information) / self.n + score @ score / self.n**2), np.trace(information) / self.n]
         )
 
-    def derivatives(self, draw, frame, bounds, share):
+    def derivatives(self, draw, frame, bounds, share, num_rows):
         self.asked.append("derivatives")
         score, information = self.exact(frame)
         score = score * min(1, self.n * bounds.score / max(np.linalg.norm(score), 1e-30))

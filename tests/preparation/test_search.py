@@ -393,9 +393,9 @@ def test_a_search_ends_after_so_many_rounds():
     survey = Parabola(PLACE, PRECISION, N)
     derivatives = survey.derivatives
 
-    def away(draw, frame, bounds, share):
+    def away(draw, frame, bounds, share, num_rows):
         survey.place = survey.place + 3 * np.ones(M)
-        return derivatives(draw, frame, bounds, share)
+        return derivatives(draw, frame, bounds, share, num_rows)
 
     survey.derivatives = away
     found, _ = found_by(survey, 100.0)
@@ -407,10 +407,10 @@ def test_a_search_that_is_led_astray_in_the_end_goes_back_to_its_last_usable_fra
     survey = Parabola(PLACE, PRECISION, N)
     derivatives, usual = survey.derivatives, survey.place
 
-    def astray(draw, frame, bounds, share):
+    def astray(draw, frame, bounds, share, num_rows):
         asked = survey.asked.count("derivatives")
         survey.place = usual + (10.0 * (-1) ** asked if asked > 4 else 0.0)
-        return derivatives(draw, frame, bounds, share)
+        return derivatives(draw, frame, bounds, share, num_rows)
 
     survey.derivatives = astray
     found, _ = found_by(survey, 0.008)

@@ -108,7 +108,7 @@ def ask_everything(survey, bounds, up):
     survey.bounds(led(BOUND_GRID, 2), FRAME, np.array([2.0**-30, 2.0**-26]), 2.0)
     least, most = np.array([2.0**-9, 2.0**-6]), np.array([1.0, 2.0])
     survey.bounds(led(LAST_BOUND_GRID, 2), FRAME, least, most, LAST_BOUND_GRID)
-    found = survey.derivatives(of_derivatives(), FRAME, Bounds(*bounds), SHARE)
+    found = survey.derivatives(of_derivatives(has_kinks=survey.has_kinks), FRAME, Bounds(*bounds), SHARE, 300)
     gains, gains_scale = survey.gains(draw(len(ENDS)), FRAME.center, ENDS, bounds[0] * LINE)
     fit = survey.fit(led(CURVE_GRID), draw(4 + len(POINTS)), FRAME, Bounds(*bounds), POINTS, 2.0**-12, 2.0)
     survey.slope(led(SLOPE_GRID), FRAME, PAIRS, SLOPE_GRID, 2.0**-6, 1.0)
@@ -303,8 +303,13 @@ def test_a_row_has_the_norm_that_is_claimed(density, relation, smooth, by_row):
     derivatives = target.program(survey._sum_derivatives)
     for bound, largest in ((1e-6, 1e-6), (0.3, 1e-3), (0.3, 10.0), (0.3, 1e4), (1e3, 1e6)):
         for share in SHARES:
-            weights = math.sqrt(1 - share), math.sqrt(share)
-            reached = require(derivatives(target, None, frame, bound, largest, *weights), 1.0)
+            of_fall = 0.2 if survey.has_kinks else 0.0  # whose bound a row reaches on both sides
+            prices = (1 - of_fall) * (1 - share), (1 - of_fall) * share, of_fall
+            weights = [math.sqrt(price) for price in prices]
+            reach = jnp.asarray(0.5, survey.dtype)
+            found = derivatives(target, None, frame, bound, largest, 1e-12, *weights, reach)
+            assert found.value.shape[1:] == (survey.derivative_numbers,)
+            reached = require(found, 1.0)
             # Where gradients are centred, a score is shortened with its row's information.
             if not survey.centres and largest < 1:
                 assert reached > 0.99
@@ -332,7 +337,8 @@ def test_rows_that_say_nothing_usable_contribute_nothing_to_the_derivatives(rela
     """NaN or infinite gradients: 0 where their law is not known, and of the size of the bound at most where it is."""
     survey = survey_of(hostile_table(logistic), logistic, relation)
     target, frame = survey._target, survey._cast(FRAME)
-    found = target.program(survey._sum_derivatives)(target, None, frame, 0.3, 0.1, math.sqrt(0.7), math.sqrt(0.3))
+    numbers = 0.3, 0.1, 1.0, math.sqrt(0.7), math.sqrt(0.3), 0.0, jnp.asarray(0.5, survey.dtype)
+    found = target.program(survey._sum_derivatives)(target, None, frame, *numbers)
     values = np.asarray(found.value)
     is_nan = np.isnan(np.asarray(target.vault._rows[0])).any(1)
     assert is_nan.any()
@@ -365,7 +371,7 @@ def test_only_samplers_may_loop(can_draw, monkeypatch):
         monkeypatch.setattr(PrivateTarget, name, watched)
     survey = survey_of(table(40), can_draw=can_draw)
     survey.bounds(searches(BOUND_GRID.num_counts, 2), FRAME, np.array([1e-3, 1e-6]), 2.0)
-    survey.derivatives(of_derivatives(), FRAME, Bounds(0.3, 0.1), SHARE)
+    survey.derivatives(of_derivatives(), FRAME, Bounds(0.3, 0.1), SHARE, 300)
     survey.fit(searches(CURVE_GRID.num_counts), draw(4 + len(POINTS)), FRAME, Bounds(0.3, 1.0), POINTS, 2.0**-12, 2.0)
     assert [name for name, _ in asked] == ["find_bounds", "release_sum", "find_bounds", "release_sum"]
     assert {may_loop for _, may_loop in asked} == {can_draw}

@@ -17,6 +17,7 @@ from numpyro_dp.preparation.last_release import last_releases, recentred
 from numpyro_dp.preparation.search import Found
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.verdict import (
+    MOST_LOST,
     MOST_SURPRISING,
     Check,
     _moved,
@@ -77,6 +78,7 @@ def bent(by, k=8):
             ("5.0% more of them", "are far further out than what it draws (noise", "missing covariate"),
         ),
         ({"clipped": 0.07, "outlying": 0.05}, ("7.0% more of them",)),
+        ({"lost": 0.07}, ("7.0% of the rows were clipped or have missing values (noise", "a law that says how")),
         ({"variance": 0.3, "varied": 1.9}, ("vary only 0.3 times", "narrower prior")),
         ({"curve": bent(-2.0)}, ("is 2.0 from the quadratic", "noise of that 0.1", "`DPPenalty`")),
         ({"curve": np.array([0.0] * 7 + [9.0])}, ("is 3.2 from the quadratic",)),
@@ -90,6 +92,7 @@ def bent(by, k=8):
         "fewer clipped",
         "outlying",
         "both",
+        "lost",
         "hardly varied",
         "curved",
         "once curved",
@@ -118,7 +121,8 @@ def test_a_reason_is_given_with_its_number_and_a_way_out(changes, parts):
         {"clipped": -0.05, "clipped_noise": 0.013},
         {"outlying": 0.05, "outlying_noise": 0.019},
         {"outlying": -0.3, "outlying_noise": 1e-6},  # rows that fit too well are clipped less often
-        {"clipped": None, "outlying": None},  # no model says what to expect
+        {"clipped": None, "outlying": None, "lost": 0.99 * MOST_LOST},  # no model says what to expect
+        {"lost": 0.05, "clipped_noise": 0.013},
         {"curve": bent(0.99), "curve_noise": 1e-6},
         {"curve": bent(5.0), "curve_noise": 4.0},
         {"curve": bent(0.0)},
@@ -253,6 +257,9 @@ def test_the_last_look_is_reported_as_a_share_of_the_rows():
     np.testing.assert_array_equal(result.curve, changes["curve"])
     uncentred, *_ = checked(centres=False)
     assert uncentred.clipped is uncentred.outlying is None
+    assert result.lost is None
+    uncentred, *_ = checked(change=lambda fit: fit._replace(**changes), centres=False)
+    assert uncentred.lost == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 1.0), (2.0, 2.0)])
