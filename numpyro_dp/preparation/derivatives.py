@@ -284,13 +284,15 @@ class Survey:
         points: np.ndarray,
         smallest: float,
         threshold: float,
+        answer: float = 1.0,
     ) -> Fit:
         """See `Fit`. First a bound for a row's distances from the tangent is searched.
 
         :param points: ``u``, shape (k, m).
+        :param answer: of `Derivatives`.
         """
         bound = float(bounds.score)
-        numbers = (jnp.asarray(x, self.dtype) for x in (*bounds, points, smallest, threshold))
+        numbers = (jnp.asarray(x, self.dtype) for x in (*bounds, points, smallest, threshold, answer))
         found, largest = self._fit(self._target, search, draw, self._cast(frame), *numbers)
         value, scale = np.asarray(found.value, float), float(found.scale)
         light = value / _LIGHT, scale / _LIGHT
@@ -432,14 +434,14 @@ class Survey:
         return Released(self.power * found.value, self.power * found.scale)
 
     def _sum_fit(
-        self, target, search, draw, frame, bound, information, points, smallest, threshold
+        self, target, search, draw, frame, bound, information, points, smallest, threshold, answer
     ) -> tuple[Released, jax.Array]:
         centre = 1.0 if target.has_public_size else 0.0
         middle, half = _middle_and_half(target)
         target, scores = self._numbered(target), self._row_scores(frame, bound)
 
         def beyond(row: tuple, found: _Scores) -> jax.Array:
-            expected = jnp.einsum("ki,ij,kj->k", points, found.unclipped, points) / 2
+            expected = answer * jnp.einsum("ki,ij,kj->k", points, found.unclipped, points) / 2
             row = row[:-1] if self.centres else row
             return tangent_distances(self.cut, frame, points, row) + expected
 

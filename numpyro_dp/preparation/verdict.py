@@ -96,7 +96,8 @@ def check(
     typical = m / (survey.power * n)
     # Where few rows are far from their tangent (kinks), a bound that many exceed would hide them.
     most = min(max(0.005 * n, math.sqrt(CURVE_GRID.num_counts / of_bound)), 0.3 * n)
-    fit = survey.fit(draws["fit_bound"], draws["fit"], frame, last.bounds, points, typical / 16, most)
+    looked = draws["fit_bound"], draws["fit"]
+    fit = survey.fit(*looked, frame, last.bounds, points, typical / 16, most, last.found.answer)
     variance = _variance(survey, fit, surrogate, frame, last, n)
     # Where few rows alone tell of a coordinate, they are clipped more than others: of those the mean says too little.
     surrogate = surrogate._replace(variance=max(variance, 1.0) if np.any(found.of_frames) else variance)
@@ -184,7 +185,8 @@ CLEAR_OUTLYING = 2.8
 """Of the count of outlying rows, which says something only if there are more than expected. At n * eps = 10,000, 3% of
 gross outliers are some 4 standard deviations."""
 MOST_SURPRISING = 0.005
-MOST_LOST = 0.02
+MOST_LOST, CLEAR_LOST = 0.012, 3.0
+"""Chosen on quantile regressions of rows that are no draws of the model's, tables 0 to 2 of `benchmarks/working.py`."""
 MOST_CURVED = 1.0
 MOST_VARIED = 2.0
 LEAST_VARIED, CLEARLY_VARIED = 0.5, 2.0
@@ -219,7 +221,7 @@ def reasons(check: Check) -> list[str]:
                 "or a missing covariate would help. A row with a missing value (NaN) counts as one of them: mask it"
             )
             break
-    if check.lost is not None and check.lost > max(CLEAR * check.clipped_noise, MOST_LOST):
+    if check.lost is not None and check.lost > max(CLEAR_LOST * check.clipped_noise, MOST_LOST):
         found.append(
             f"{check.lost:.1%} of the rows were clipped or have missing values (noise of that count "
             f"{check.clipped_noise:.1%}), and this model does not say what that takes: where they pull one way, the "

@@ -199,7 +199,7 @@ class Parabola:
         scales = self._noise(draw) * math.sqrt(len(ends)) * np.asarray(bounds)
         return np.clip(rises, -self.n * bounds, self.n * bounds) + scales * self._rng.normal(size=len(ends)), scales
 
-    def fit(self, search, draw, frame, bounds, points, smallest, threshold):
+    def fit(self, search, draw, frame, bounds, points, smallest, threshold, answer=1.0):
         """As if nothing were clipped, and no row surprising."""
         self.asked.append("fit")
         score, information = self.exact(frame)

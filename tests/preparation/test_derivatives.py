@@ -165,6 +165,19 @@ def test_where_there_are_kinks_the_information_is_as_large_as_the_gradients_fall
         assert found.answer == pytest.approx(2 * 0.5 * 0.3989 / 1, rel=0.1)
 
 
+@pytest.mark.parametrize("answer", [1.0, 0.3])
+def test_a_fit_is_beside_a_quadratic_as_curved_as_the_answer_says(answer, x64):
+    """Of rows with kinks: less of the gradients' squares."""
+    kinked = survey_of((X, Y), logistic, can_draw=False, is_smooth=False)
+    draws = searches(CURVE_GRID.num_counts), draw(4 + len(POINTS), multiplier=1e-3)
+    found = kinked.fit(*draws, FRAME, Bounds(50.0, 1e9), POINTS, 2.0**10, 0.5, answer)
+    gradients, _ = derivatives_by_hand(X, Y)
+    here = log_density_by_hand(FRAME.center)
+    squares = gradients.T @ gradients
+    beyond = [(log_density_by_hand(at(u)) - here - gradients @ u).sum() + answer * u @ squares @ u / 2 for u in POINTS]
+    np.testing.assert_allclose(found.curve, POWER * np.array(beyond), rtol=1e-3, atol=1e-2)
+
+
 def at_of(frame, u):
     return np.asarray(frame.center) + np.asarray(frame.whitening) @ u
 

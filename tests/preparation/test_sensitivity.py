@@ -322,7 +322,8 @@ def test_a_row_has_the_norm_that_is_claimed(density, relation, smooth, by_row):
     fit = target.program(survey._sum_fit)
     for bound in (1e-6, 0.3, 1e3):
         for smallest in (1e-9, 0.1, 1e6):
-            found, _ = fit(target, None, None, frame, bound, 1e9, jnp.asarray(POINTS, survey.dtype), smallest, 1.0)
+            points = jnp.asarray(POINTS, survey.dtype)
+            found, _ = fit(target, None, None, frame, bound, 1e9, points, smallest, 1.0, 1.0)
             # Outlying by 1, clipped by 1, a square of 1, or 2 where it cannot be centred, a surplus of 1, and distances
             # of norm 1.
             square = 1 if relation == "replace_one" else 4
@@ -352,7 +353,7 @@ def test_the_squares_of_a_fit_are_centred_where_the_number_of_rows_is_public_onl
         survey = survey_of(quiet, linear, relation)
         points = jnp.asarray(POINTS, survey.dtype)
         fit = survey._target.program(survey._sum_fit)
-        found, _ = fit(survey._target, None, None, survey._cast(FRAME), 0.3, 1.0, points, 0.1, 1.0)
+        found, _ = fit(survey._target, None, None, survey._cast(FRAME), 0.3, 1.0, points, 0.1, 1.0, 1.0)
         np.testing.assert_allclose(np.asarray(found.value)[:, 2], _LIGHT * expected)
 
 
