@@ -37,11 +37,14 @@ _REACH = 0.5
 """So far from the centre gradients are compared that a typical row's log density changes by this on the way. With n
 rows the sum is curved on a scale of sqrt(n) standard deviations, and the farther, the less noise."""
 _FALL_ROOM = 2.5
-"""Bound of `row_fall`, over what the gradients' squares have: few rows have a kink on the way, and of these all."""
+"""Bound of `row_fall`, over sqrt(m) times what the gradients' squares have: few rows have a kink on the way, and then
+it is large."""
 _FALL_SHARE = 0.2
 """Of the price of derivatives, for the fall."""
 _UNSURE_ANSWER = 0.25
 """Noise of an answer with which it counts half."""
+_UNSURE_EDGE = 0.5
+"""Largest eigenvalue of the noise in how gradients fall, over what that is on average, with which it counts half."""
 _ANSWERS = 0.1, 4.0
 _LEAST_TRACE = 4.0
 """Standard deviations of the trace's noise below which it says nothing."""
@@ -82,7 +85,7 @@ class Derivatives(NamedTuple):
 
     :ivar score: sum of clipped gradients, shape (m,).
     :ivar score_scale: standard deviation of its noise, in each entry.
-    :ivar information: sum of clipped information matrices, times `answer`, shape (m, m).
+    :ivar information: sum of clipped information matrices, shape (m, m); of rows with kinks see `_answered`.
     :ivar information_scale: standard deviation of the noise in its diagonal; off the diagonal it is smaller by the
         square root of 2. Where noise was taken off (`without_apart`), that of a noise of the same largest eigenvalue.
     :ivar answer: by how much the score answers to the parameters, over the gradients' squares: see `row_fall`.
@@ -188,7 +191,7 @@ class Survey:
     @property
     def derivative_numbers(self) -> int:
         """How many numbers `derivatives` releases at once."""
-        return self.size + self.size * (self.size + 1) // 2 + self.has_kinks
+        return self.size + (1 + self.has_kinks) * self.size * (self.size + 1) // 2
 
     def count(self, draw: Draw) -> float:
         """How many rows there are, with noise."""
@@ -246,13 +249,11 @@ class Survey:
         parts = np.split(self.power * np.asarray(found.value, float), [m, known])
         units = [limit / weight if weight else 0.0 for limit, weight in zip(limits, weights, strict=True)]
         score, information = units[0] * parts[0], _matrix(units[1] * parts[1], m)
-        answer = 1.0
+        information_scale, answer = units[1] * scale, 1.0
         if self.has_kinks:
-            fall, trace = units[2] * float(parts[2][0]), float(np.trace(information))
-            answer = _answer(fall, units[2] * scale, trace, math.sqrt(m) * units[1] * scale)
-        left = without_apart(
-            answer * information, answer * units[1] * scale, np.asarray(frame.whitening, float), self.cut.apart
-        )
+            fall = _matrix(units[2] * parts[2], m)
+            information, information_scale, answer = _answered(information, information_scale, fall, units[2] * scale)
+        left = without_apart(information, information_scale, np.asarray(frame.whitening, float), self.cut.apart)
         return Derivatives(score, units[0] * scale, *left, answer)
 
     def whole(self, draw: Draw, frame: Frame, largest: float) -> float:
@@ -408,8 +409,8 @@ class Survey:
             information = clip_norm(_vector(found.information), largest) * (information_weight / largest)
             if not self.has_kinks:
                 return jnp.concatenate([score, information])
-            fall = jnp.nan_to_num(row_fall(self.cut, frame, bound, row, reach) / steepest)
-            return jnp.concatenate([score, information, jnp.clip(fall, -1, 1)[None] * fall_weight])
+            fall = clip_norm(_vector(row_fall(self.cut, frame, bound, row, reach)), steepest)
+            return jnp.concatenate([score, information, fall * (fall_weight / steepest)])
 
         width = self.size**2 + self.size * CENTRE_DRAWS
         return self._numbered(target).release_sum(draw, both, _ROOM, width, may_loop=self.centres)
@@ -592,7 +593,7 @@ def plain_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, is_smooth
 
 
 def row_fall(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, reach: jax.Array) -> jax.Array:
-    """By how much a row's clipped gradient falls from one side of 0 to the other, per distance; over all coordinates.
+    """By how much a row's clipped gradient falls from one side of 0 to the other, per distance; symmetric, (m, m).
 
     Where a row's log density has kinks, as a check loss has, only the sum over rows is curved, at the width at which
     the kinks of many rows lie. The gradient's square says how curved it would be if rows were the model's own draws:
@@ -606,19 +607,30 @@ def row_fall(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, reach: jax.Ar
         return clip_norm(gradient_at(u), bound)
 
     ends = reach * jnp.eye(cut.size, dtype=reach.dtype)
-    return jnp.trace(jax.vmap(shortened)(-ends) - jax.vmap(shortened)(ends)) / (2 * reach)
+    fall = (jax.vmap(shortened)(-ends) - jax.vmap(shortened)(ends)) / (2 * reach)
+    return (fall + fall.T) / 2
 
 
-def _answer(fall: float, fall_scale: float, trace: float, trace_scale: float) -> float:
-    """How much a score answers to the parameters, over the gradients' squares; 1 as far as noise hides it.
+def _answered(
+    squares: np.ndarray, squares_scale: float, fall: np.ndarray, fall_scale: float
+) -> tuple[np.ndarray, float, float]:
+    """How a score answers to the parameters: the gradients' squares, as far as noise hides how gradients fall.
 
-    :param fall: sum of the rows' `row_fall`, with noise of the standard deviation `fall_scale`.
-    :param trace: of the gradients' squares, with its own.
+    First all squares by one factor, which little noise hides; then, as far as they can be told, each by its own.
+
+    :param squares, fall: sums over rows, in the frame, with the standard deviations of the noise in their diagonals.
+    :return: the information, that of the noise in it, and the one factor (`Derivatives.answer`).
     """
-    if trace < _LEAST_TRACE * trace_scale:
-        return 1.0
-    weight = 1 / (1 + (fall_scale / (_UNSURE_ANSWER * trace)) ** 2)
-    return float(np.clip(1 + weight * (fall / trace - 1), *_ANSWERS))
+    m, trace = len(squares), float(np.trace(squares))
+    if trace < _LEAST_TRACE * math.sqrt(m) * squares_scale:
+        return squares, squares_scale, 1.0
+    noise = math.sqrt(m) * fall_scale / trace
+    sure = 1 / (1 + (noise / _UNSURE_ANSWER) ** 2)
+    answer = float(np.clip(1 + sure * (np.trace(fall) / trace - 1), *_ANSWERS))
+    edge = math.sqrt(2 * m) * fall_scale / (answer * trace / m)  # of the noise, over what it is in
+    sure = 1 / (1 + (edge / _UNSURE_EDGE) ** 2)
+    information = (1 - sure) * answer * squares + sure * fall
+    return information, math.hypot((1 - sure) * answer * squares_scale, sure * fall_scale), answer
 
 
 def has_kinks(cut: Cut, points: np.ndarray, rows: tuple) -> bool:

@@ -111,7 +111,7 @@ def draw(*shape, hi=0, lo=0, multiplier=MULTIPLIER):
 
 
 def of_derivatives(m=M, has_kinks=False, **noise):
-    return draw(m + m * (m + 1) // 2 + has_kinks, **noise)
+    return draw(m + (1 + has_kinks) * m * (m + 1) // 2, **noise)
 
 
 def searches(counts, k=1, multiplier=MULTIPLIER, hi=0, lo=0):
