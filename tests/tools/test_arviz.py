@@ -100,6 +100,7 @@ def test_attributes_and_files_say_whether_to_believe_the_posterior(name, trusted
             "description": posterior.description,
             "reasons": list(posterior.reasons),
             "trusted": bool(trusted),
+            "uninformed": list(posterior.uninformed),
         }
     expected = "vouched for by released numbers" if trusted else "NOT TO BE TRUSTED: no release looked"
     assert str(run.privacy).split("\n  verdict ")[1].strip().startswith(expected)
