@@ -65,7 +65,7 @@ from numpyro_dp.privacy.vmap import vmap_chains
 from numpyro_dp.report import PosteriorWarning, PrivacyReport
 
 _LARGE_TABLE = 2**27  # bytes
-_NOT_ASKED = ("_described", "_layout", "_separated", "_num_warmup", "_of_latents", "_public_hash")
+_NOT_ASKED = ("_described", "_layout", "_separated", "_num_warmup", "_of_latents", "_prior_widths", "_public_hash")
 """What a kernel remembers of a run, not what it asks."""
 
 

@@ -47,7 +47,7 @@ from numpyro_dp.preparation.row_slopes import SLOPE_GRID, find_slope
 from numpyro_dp.preparation.search import Found, search
 from numpyro_dp.preparation.start import start_near
 from numpyro_dp.preparation.steps import find_steps
-from numpyro_dp.preparation.verdict import FIT_SHARE, by_coordinate, check, find_mirror, reasons, uninformed
+from numpyro_dp.preparation.verdict import FIT_SHARE, by_coordinate, check, find_mirror, reasons, uninformed, widths
 from numpyro_dp.privacy.accounting import gaussian_rho, noise_multiplier_for
 from numpyro_dp.privacy.ledger import PrivacyBudgetError, Releases, Wanted
 from numpyro_dp.privacy.mechanisms import Gaussian, Mechanism, bounds_per_row
@@ -113,7 +113,7 @@ class PreparedKernel(DPKernel):
         self._public: list | None = None  # the public arguments that it was prepared with
         self._public_hash: str | None = ""  # of them, for whoever resumes a pickled kernel
         self._result: Prepared | None = None
-        self._prior: dict[str, np.ndarray] = {}  # draws of it, by coordinate
+        self._prior_widths: dict[str, float] = {}
         self._uninformed: list[str] = []
         super().__init__(*args, **options)
 
@@ -247,7 +247,7 @@ class PreparedKernel(DPKernel):
         return self._uninformed
 
     def judge(self, draws: Any) -> None:
-        self._uninformed = uninformed(draws, self._prior)
+        self._uninformed = uninformed(draws, self._prior_widths)
         super().judge(draws)
 
     def _warning(self, draws: Any) -> str:
@@ -307,7 +307,7 @@ class PreparedKernel(DPKernel):
                 search = self.begin_search(separated, public, target)
                 prepared = self.search(search)
                 self._chain = self._make_chain(prepared, search.cut, separated, public)
-                self._prior = _prior_by_coordinate(separated, public, search.z_draws)
+                self._prior_widths = _widths_of_prior(separated, public, search.z_draws)
             self._result = prepared
             self._public = public.leaves
             self._public_hash = _hash(self._public)
@@ -572,16 +572,17 @@ class _Search(NamedTuple):
         return self.survey.cut
 
 
-def _prior_by_coordinate(
-    separated: SeparableModel, public: PublicArguments, z_draws: np.ndarray
-) -> dict[str, np.ndarray]:
+def _widths_of_prior(separated: SeparableModel, public: PublicArguments, z_draws: np.ndarray) -> dict[str, float]:
+    """Of each parameter as users know it, from flat unconstrained draws."""
+
     def parameters(z: jax.Array) -> dict[str, jax.Array]:
         sites = separated.constrain(public.args, public.kwargs)(separated.unravel(z))
         return {name: sites[name] for name in separated.prototype if name in sites}
 
     free = {name: np.size(value) for name, value in separated.prototype.items()}
     values = jax.jit(jax.vmap(parameters))(jnp.asarray(z_draws, jnp.result_type(float)))
-    return by_coordinate(values, free, 1)
+    single = by_coordinate(values, free, 1)
+    return widths({name: value for name, value in single.items() if value.ndim == 1})
 
 
 def _now() -> AbstractContextManager:

@@ -51,7 +51,7 @@ class Check(NamedTuple):
     :ivar curve: by how much the log likelihood is above a quadratic, at each of some points of about a posterior's
         width: 0.
     :ivar curve_noise: standard deviation of the noise in it.
-    :ivar lost: share of the rows that were clipped, where no model tells what that takes: 0; None where one does.
+    :ivar lost: share of the rows with kinks that were clipped, where nobody knows what that takes: 0; None elsewhere.
     :ivar width: of the posterior, in units of these points' distance: 1, or less where clipped scores vary less.
     """
 
@@ -118,7 +118,7 @@ def check(
         curve=fit.curve,
         curve_noise=fit.curve_scale,
         width=_width(surrogate, precision, frame),
-        lost=None if survey.centres else fit.clipped / n,
+        lost=fit.clipped / n if survey.has_kinks else None,
     ), surrogate
 
 
@@ -133,9 +133,9 @@ def _width(surrogate: Surrogate, prior_precision: np.ndarray, frame: Frame) -> f
 
 def _variance(survey: Survey, fit: Fit, surrogate: Surrogate, frame: Frame, last: LastRelease, n: float) -> float:
     """Of the clipped scores over the information: the ratio of their traces, in the frame of the last look."""
-    change = np.linalg.solve(np.asarray(surrogate.frame.whitening), np.asarray(frame.whitening))
     if survey.has_kinks:  # the information is not the scores' variance there, but what the posterior's width goes by
         return 1.0
+    change = np.linalg.solve(np.asarray(surrogate.frame.whitening), np.asarray(frame.whitening))
     information = float(np.trace(change.T @ surrogate.curvature @ change))
     if not information > 0:  # a release that is all noise: rows told nothing
         return 1.0
@@ -224,9 +224,9 @@ def reasons(check: Check) -> list[str]:
     if check.lost is not None and check.lost > max(CLEAR_LOST * check.clipped_noise, MOST_LOST):
         found.append(
             f"{check.lost:.1%} of the rows were clipped or have missing values (noise of that count "
-            f"{check.clipped_noise:.1%}), and this model does not say what that takes: where they pull one way, the "
-            "posterior is off the other way. A quantile nearer to the middle, or a law that says how its rows come "
-            "about, would help"
+            f"{check.clipped_noise:.1%}), and nothing gives back what that takes: where they pull one way, the "
+            "posterior is off the other way. A quantile nearer to the middle, a law that says how its rows come about, "
+            "or a relation under which the number of rows is public, would help"
         )
     if check.variance > MOST_VARIED:
         found.append(
@@ -278,20 +278,26 @@ def by_coordinate(values: Mapping[str, Any], free: Mapping[str, int], leading: i
     return found
 
 
-def uninformed(draws: Mapping[str, Any], prior: Mapping[str, Any]) -> list[str]:
-    """Coordinates whose draws are hardly narrower than the prior: there the noise hides what rows say, or they say
-    little.
+def widths(draws: Mapping[str, Any]) -> dict[str, float]:
+    """Interquartile range of the finite draws of each coordinate, as `by_coordinate` has them; 0 where there are none.
 
-    :param draws, prior: by name, as `by_coordinate` has them: draws of the posterior and of the prior.
+    Without sites of which not each entry is a parameter.
     """
+    flat = {name: np.asarray(values, float).ravel() for name, values in draws.items() if np.ndim(values) <= 2}
+    finite = {name: values[np.isfinite(values)] for name, values in flat.items()}
+    return {
+        name: float(np.subtract(*np.quantile(values, [0.75, 0.25]))) if values.size else 0.0
+        for name, values in finite.items()
+    }
 
-    def width(values: Any) -> float:
-        flat = np.asarray(values, float)
-        finite = flat[np.isfinite(flat)]
-        return float(np.subtract(*np.quantile(finite, [0.75, 0.25]))) if finite.size else 0.0
 
-    known = [name for name in draws if name in prior and np.ndim(draws[name]) == 2]
-    return [name for name in known if width(draws[name]) > HARDLY_NARROWER * width(prior[name]) > 0]
+def uninformed(draws: Mapping[str, Any], prior: Mapping[str, float]) -> list[str]:
+    """Coordinates whose draws are hardly narrower than the prior: noise hides what rows say, or they say little.
+
+    :param draws: of the posterior, as `by_coordinate` has them.
+    :param prior: `widths` of the prior's.
+    """
+    return [name for name, width in widths(draws).items() if width > HARDLY_NARROWER * prior.get(name, 0.0) > 0]
 
 
 def standing(draws: Mapping[str, Any]) -> list[str]:
