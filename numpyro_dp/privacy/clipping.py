@@ -48,6 +48,8 @@ GRID = 2**23
 _LIMB = 2**24  # a sum is hi * _LIMB + lo with 0 <= lo < _LIMB: exact in int32 for more than 1e9 rows
 _CHUNK_ELEMENTS = 2**15  # rows are taken in chunks of about this many numbers, which bounds the memory
 _CHUNK_ROWS = (2**8, 2**17)
+_MOVING_CHUNK_ROWS = 2**10
+"""At most so many, where neighbouring tables may have other numbers of rows: see `whole_chunks`."""
 _BLOCK = 128  # rows whose steps add up in int32: 128 * 2**23 = 2**30
 SMALL_BLOCK = 64  # rows whose vectors add up in floating point
 
@@ -126,13 +128,16 @@ def clipped_sum(
     clip: bool = not (isinstance(bound, float) and math.isinf(bound))
     by_blocks = fixed_places and clip and len(result.shape) == 1 and owners is None
     chunk = chunk_rows(width + sum(math.prod(row.shape[1:]) for row in rows))
-    if fixed_places or owners is not None:
+    num_chunks: jax.Array | int
+    if fixed_places:
         chunk = min(num_rows, chunk)
+        num_chunks = -(-num_rows // chunk)
     else:
-        rows, chunk = whole_chunks(rows, chunk)
+        rows, chunk, num_chunks = whole_chunks(rows, chunk)
+        beyond = (0, rows[0].shape[0] - num_rows)
         num_rows = rows[0].shape[0]
-    if present is not None:
-        present = jnp.pad(present, (0, num_rows - present.shape[0]))
+        owners = None if owners is None else owners._replace(of_row=jnp.pad(jnp.asarray(owners.of_row), beyond))
+        present = None if present is None else jnp.pad(present, beyond)
 
     def chunk_sum(start: jax.Array, counted: jax.Array) -> tuple:
         slices = tuple(lax.dynamic_slice_in_dim(row, start, chunk)[:, None] for row in rows)
@@ -173,7 +178,7 @@ def clipped_sum(
 
     shape = result.shape if owners is None else (owners.num_owners, *result.shape)
     zero = jnp.zeros(shape, jnp.int32 if clip else dtype)
-    total = lax.fori_loop(0, -(-num_rows // chunk), add_chunk, (zero,) if not clip else (zero, zero))
+    total = lax.fori_loop(0, num_chunks, add_chunk, (zero,) if not clip else (zero, zero))
     if not clip:
         return UnclippedSum(total[0])
     return ClippedSum(total[0], total[1], jnp.asarray(bound, dtype))
@@ -247,17 +252,40 @@ def chunk_rows(width: int) -> int:
     return int(np.clip(rows, *_CHUNK_ROWS))
 
 
-def whole_chunks(rows: Sequence[jax.Array], chunk: int) -> tuple[tuple[jax.Array, ...], int]:
-    """The rows with zeros behind them, so that all chunks are whole, and how long these are: a power of two.
+def whole_chunks(rows: Sequence[jax.Array], chunk: int) -> tuple[tuple[jax.Array, ...], int, jax.Array]:
+    """The rows with zeros behind them, how many of them to take at once, and how often: for tables of any length.
 
-    Compilers compute the last few rows of an odd number by other instructions, with other last bits. Where a change of
-    one row may move others to other places, these must not be places of that kind: a function that jumps (the gradient
-    of a Laplace density) would make much of a last bit.
+    Where neighbouring tables may have other numbers of rows, or rows in other places, each row's value must be the same
+    in the last bit whatever that number is: a function that jumps (the gradient of a Laplace density, whether a norm
+    exceeds a bound) would make much of it, and all rows can have been put there. Compilers compute by other
+    instructions what has another shape, the last few of an odd number, and what a loop does once only. So a chunk is a
+    power of two that does not depend on the number of rows, there are two at least, the last one has room, and
+    compilers see the number of chunks as a variable: the program of a chunk is the same for all tables.
     """
     num_rows = rows[0].shape[0]
-    chunk = min(chunk, max(64, 2 ** math.ceil(math.log2(max(num_rows, 1)))))
-    missing = -num_rows % chunk if num_rows else chunk  # one chunk of zeros where there is no row
-    return tuple(jnp.pad(row, [(0, missing)] + [(0, 0)] * (row.ndim - 1)) for row in rows), chunk
+    chunk = min(chunk, _MOVING_CHUNK_ROWS)
+    num_chunks = max(num_rows // chunk + 1, 2)
+    missing = num_chunks * chunk - num_rows
+    padded = tuple(jnp.pad(row, [(0, missing)] + [(0, 0)] * (row.ndim - 1)) for row in rows)
+    return padded, chunk, lax.optimization_barrier(jnp.asarray(num_chunks, jnp.int32))
+
+
+def map_chunks(function: Callable[[tuple], jax.Array], rows: Sequence[jax.Array], chunk: int) -> jax.Array:
+    """``vmap(function)(rows)``, with each row's value as `whole_chunks` has it.
+
+    :param function: of one-row slices (leading axis 1).
+    """
+    num_rows = rows[0].shape[0]
+    rows, chunk, num_chunks = whole_chunks(lax.optimization_barrier(tuple(rows)), chunk)
+    result = jax.eval_shape(function, one_row(rows))
+
+    def add_chunk(k: jax.Array, values: jax.Array) -> jax.Array:
+        slices = tuple(lax.dynamic_slice_in_dim(row, k * chunk, chunk)[:, None] for row in rows)
+        found = lax.optimization_barrier(jax.vmap(function)(slices))
+        return lax.dynamic_update_slice_in_dim(values, found, k * chunk, 0)
+
+    values = jnp.zeros((rows[0].shape[0], *result.shape), result.dtype)
+    return lax.fori_loop(0, num_chunks, add_chunk, values)[:num_rows]
 
 
 def _align(mask: jax.Array, values: jax.Array) -> jax.Array:

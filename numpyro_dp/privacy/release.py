@@ -37,8 +37,8 @@ from numpyro_dp.privacy.clipping import (
     chunk_rows,
     clipped_moments,
     clipped_sum,
+    map_chunks,
     penalized_sum,
-    whole_chunks,
 )
 from numpyro_dp.privacy.draws import BATCH_BIT, BIT, SUM, Draw, Opened, Slots, law_of, trace_state
 from numpyro_dp.privacy.isolation import Alone, alone, one_row
@@ -444,9 +444,7 @@ class Vault:
         """From positions in a grid to the sum of indicators of who exceeds the bounds there; values are kept."""
 
         def values_of(rows: tuple[jax.Array, ...]) -> jax.Array:
-            padded, chunk = whole_chunks(lax.optimization_barrier(rows), chunk_rows(width))
-            values = lax.map(lambda row: of_row.of(tuple(part[None] for part in row)), padded, batch_size=chunk)
-            return values[: rows[0].shape[0]]
+            return map_chunks(of_row.of, rows, chunk_rows(width))
 
         values = self._layout.map(values_of, self._rows) if self._layout else values_of(self._rows)
 

@@ -16,6 +16,7 @@ from numpyro_dp.privacy.clipping import (
     OwnerIndex,
     chunk_rows,
     clipped_sum,
+    map_chunks,
     radius_by_blocks,
     require_correct_sums,
     sensitivity_steps,
@@ -311,5 +312,35 @@ def test_rows_whose_places_may_change_are_computed_among_as_many_others_wherever
         program = jax.make_jaxpr(lambda rows: clipped_sum(lambda row: row[0][0], (rows,), 1.0, **options))
         return {shape[0] for shape in shapes_in(program(jnp.zeros((n, 5))).jaxpr) if shape[1:] == (1, 5)} - {1}
 
-    assert {n: chunks(n) for n in (0, 5, 64, 65, 200)} == {0: {64}, 5: {64}, 64: {64}, 65: {128}, 200: {256}}
+    assert {n: chunks(n) for n in (0, 5, 64, 65, 1024, 5000)} == {n: {1024} for n in (0, 5, 64, 65, 1024, 5000)}
     assert chunks(5, fixed_places=True) == {5}
+    assert chunks(5, width=2**15) == {256}
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("width", [8, 200])
+@pytest.mark.parametrize("function", ["softmax", "matrix", "gradient"])
+def test_one_row_more_changes_no_bit_of_the_others(function, width):
+    """Under add/remove the number of rows is private. Where the shape of a program followed from it, one row more than
+    a power of two made the compiler compute all rows otherwise: each by a last bit, of which a function that jumps
+    makes its whole bound. With a public matrix in the model, 64 or 1,024 rows moved at once."""
+    rng = np.random.default_rng(0)
+    matrix, b = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((3, 4), 4))
+    functions = {
+        "softmax": lambda x: jax.nn.softmax(x @ matrix) @ b,
+        "matrix": lambda x: jnp.tanh((x @ matrix) @ b),
+        "gradient": lambda x: jax.grad(lambda c: (1 - jax.nn.softmax(x @ matrix) @ c) ** 2)(b)[0],
+    }
+
+    def last_bits(row):
+        """What a number of about 1 has beyond its 12th bit, in units of the 13th: exact."""
+        value = functions[function](row[0][0])
+        return (value - jnp.round(value * 2**12) / 2**12) * 2**13
+
+    total = jax.jit(lambda x: clipped_sum(last_bits, (x,), 1.0, width))
+    values = jax.jit(lambda x: map_chunks(lambda row: functions[function](row[0][0]), (x,), chunk_rows(width)))
+    for n in (64, 256, 1024, 2048, 8192):
+        X = rng.normal(size=(n + 1, 3)).astype(np.float32)
+        more, fewer, alone = (steps(total(x)) for x in (X, X[:-1], X[-1:]))
+        assert more - fewer == alone, n
+        np.testing.assert_array_equal(np.asarray(values(X))[:-1], np.asarray(values(X[:-1])))
