@@ -74,6 +74,7 @@ _CLIPS = {
     "bounds": "counts of rows",
     "derivatives": "clip bounds from the released counts",
     "whole": "one for each row",
+    "surprises": "counts of rows",
     "line search": "each row's rise clipped to the linear part's bound",
     "last bounds": "counts of rows",
     "last release": "clip bounds by n, the number of coordinates, and eps, or from the released counts",
@@ -373,7 +374,7 @@ class PreparedKernel(DPKernel):
         if self._has_own_chain or options.mode == "walk":
             found = found._replace(frame=as_wide_as_the_posterior(found.frame, found.of_frames))
             return (self._own if self._has_own_chain else self._walk)(begun, fund, found)
-        surrogates, stages, guide = last_releases(survey, found, prior, fund, fund.left - FIT_SHARE * whole)
+        found, surrogates, stages, guide = last_releases(survey, found, prior, fund, fund.left - FIT_SHARE * whole)
         checked, surrogate = check(survey, found, surrogates, stages, guide, fund, fund.left)
         start, covariance = start_near(cut, recentred(surrogate, prior), z_prior)
         return Prepared(

@@ -31,7 +31,7 @@ _LEAST_OUTLYING = -1 / CENTRE_DRAWS
 it is 1. So where the number of rows is public, the middle of the two is taken off each row, and noise hides half of
 their distance."""
 _LIGHT = 0.5
-"""Weight of the other parts of the last look, beside the count of outlying rows."""
+"""Weight of the other parts of the last look, beside the counts of clipped and of outlying rows."""
 _ROOM = 1 + 1.5e-3  # the clip of a sum rounds down, and a row may lie on the bound
 _REACH = 0.5
 """So far from the centre gradients are compared that a typical row's log density changes by this on the way. With n
@@ -52,6 +52,11 @@ SCALE_GRID, RARE_GRID = Grid(2.0, 6), Grid(2.0, 5)
 BOUND_GRID = Grid(2.0**0.5, 7)
 LAST_BOUND_GRID = Grid(2.0**0.5, 4)
 CURVE_GRID = Grid(2.0, 5)
+
+
+_FEW = 0.45
+"""Where the model expects more often than this that a row is longer than some edge, that is due to its covariates: it
+adds nothing to the count of surprises beyond that edge."""
 
 
 class Frame(NamedTuple):
@@ -102,8 +107,8 @@ class Fit(NamedTuple):
     """What the last look at the rows released: whether they are as the surrogate says. Sums over rows.
 
     :ivar clipped: rows whose gradient was clipped, less those that the model expects, if it tells.
-    :ivar outlying: rows whose gradient is far longer than those of outcomes that the model draws for them, less those
-        that the model expects.
+    :ivar outlying: of these, rows whose gradient is far longer than those of outcomes that the model draws for them,
+        less those that the model expects.
     :ivar square: of the norms of the clipped gradients, where they are centred shortened as in a release.
     :ivar surplus: that, less what the model expects; None where no model tells.
     :ivar curve: at each of the points, by how much the log likelihood is above the quadratic of its tangent and of the
@@ -155,6 +160,7 @@ class Survey:
         self._bounds = target.program(self._find_bounds, static=(2,))
         self._derivatives = target.program(self._sum_derivatives)
         self._whole = target.program(self._sum_whole)
+        self._surprises = target.program(self._sum_surprises)
         self._gains = target.program(self._sum_gains)
         self._fit = target.program(self._sum_fit)
         self._slope = target.program(self._find_slope, static=(2,))
@@ -265,6 +271,19 @@ class Survey:
         found = self._whole(self._target, draw, self._cast(frame), bound, jnp.asarray(largest, self.dtype))
         return self.power * largest * float(found.value)
 
+    def surprises(self, draw: Draw, frame: Frame, edges: np.ndarray) -> tuple[np.ndarray, float]:
+        """How many rows' gradients are longer than each edge, less those that the model expects, if it tells.
+
+        A row that lies between two edges counts for the part of the way that it has gone.
+
+        :param edges: increasing, shape (k + 1,).
+        :return: (k,), and the standard deviation of the noise in each.
+        """
+        middle, half = self._surprise_range()
+        found = self._surprises(self._target, draw, self._cast(frame), jnp.asarray(edges, self.dtype))
+        rows = self._target.num_rows if middle else 0
+        return half * np.asarray(found.value, float) + middle * rows, half * float(found.scale)
+
     def gains(self, draw: Draw, start: np.ndarray, ends: np.ndarray, bounds: np.ndarray) -> tuple:
         """How much the log likelihood rises from `start` to each of `ends`, one release for all of them.
 
@@ -303,8 +322,8 @@ class Survey:
         square = bound**2 * (light[0][2] + rows) / 2
         middle, half = _middle_and_half(self._target)
         return Fit(
-            clipped=light[0][0],
-            clipped_scale=light[1],
+            clipped=value[0],
+            clipped_scale=scale,
             outlying=half * value[1] + middle * rows,
             outlying_scale=half * scale,
             square=square,
@@ -423,6 +442,23 @@ class Survey:
 
         return self._numbered(target).release_sum(draw, share, _ROOM, may_loop=self.centres)
 
+    def _surprise_range(self) -> tuple[float, float]:
+        """What is taken off a row's part in the counts of surprises, and how far that then is from 0 at most."""
+        least = -_FEW if self.centres else 0.0
+        return ((1 + least) / 2, (1 - least) / 2) if self._target.has_public_size else (0.0, 1.0)
+
+    def _sum_surprises(self, target, draw, frame, edges) -> Released:
+        middle, half = self._surprise_range()
+        k = edges.shape[0] - 1
+
+        def parts(row: tuple) -> jax.Array:
+            if self.centres:
+                return (row_surprises(self.cut, frame, edges, row[:-1], row[-1][0]) - middle) / half
+            return (_parts(jnp.linalg.norm(row_gradient(self.cut, frame, row)), edges) - middle) / half
+
+        width = self.size * (CENTRE_DRAWS + 1)
+        return self._numbered(target).release_sum(draw, parts, math.sqrt(k) * _ROOM, width, may_loop=self.centres)
+
     def _sum_gains(self, target, draw, start, ends, bounds) -> Released:
         density = self.cut.row_log_density
 
@@ -460,12 +496,12 @@ class Survey:
             surplus = jnp.sum(clipped**2) - found.square * self._weight(found, information) ** 2
             surplus = surplus / bound**2 if self.centres else jnp.zeros_like(surplus)
             excesses = jnp.clip(jnp.nan_to_num(jnp.stack([found.clipped, surplus])), -1, 1)
-            light = [excesses[:1], square[None], excesses[1:], clip_norm(distances, largest) / largest]
+            light = [square[None], excesses[1:], clip_norm(distances, largest) / largest]
             light = [_LIGHT * part for part in light]
             outlying = (jnp.nan_to_num(found.outlying) - middle) / half
-            return jnp.concatenate([light[0], outlying[None], *light[1:]])
+            return jnp.concatenate([excesses[:1], outlying[None], *light])
 
-        norm = math.sqrt(1 + _LIGHT**2 * ((3 if centre else 6) + self.centres)) * _ROOM
+        norm = math.sqrt(2 + _LIGHT**2 * ((2 if centre else 5) + self.centres)) * _ROOM
         found = target.release_sum(draw, seen, norm, width, may_loop=self.centres)
         # A row's distances have a norm of at most 1 here: `Survey.fit` puts them in their units.
         return found, largest / math.sqrt(points.shape[0])
@@ -565,7 +601,7 @@ class _Scores(NamedTuple):
     :ivar unclipped: the same for a score that is not clipped.
     :ivar square: what the model expects of the square of the clipped score's norm.
     :ivar clipped: whether the clip shortens the score, as 0 or 1, less how likely the model says that is, if it does.
-    :ivar outlying: the same of whether the gradient is far longer than those of the model's outcomes.
+    :ivar outlying: the same of whether the gradient is clipped, and far longer than those of the model's outcomes.
     """
 
     score: jax.Array
@@ -676,28 +712,52 @@ def centred_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number:
     """
     if cut.num_outcomes is not None:
         return _scores_by_outcome(cut, frame, bound, row)
-    key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), number)
-    words = jax.random.key_data(jax.random.split(key, CENTRE_DRAWS))
-    _, drawn = _drawn_gradients(cut, frame, row, words)
+    _, drawn = _drawn_gradients(cut, frame, row, _words(number))
     own = row_gradient(cut, frame, row)
     moved, lost = _recentred(drawn, bound)
     factors = jnp.minimum(1, bound / jnp.maximum(_norms(moved), jnp.finfo(moved.dtype).tiny))
     # The row among the draws: if the model holds, each of them is as likely to be clipped.
     is_finite = jnp.all(jnp.isfinite(own))
     together, _ = _recentred(jnp.concatenate([jnp.where(is_finite, own, 0)[None], drawn]), bound)
-    clipped = (_norms(together) > bound).astype(own.dtype)
+    clipped = (_norms(together) > bound).astype(own.dtype).at[0].max(1 - is_finite.astype(own.dtype))
     norms = jnp.append(jnp.where(is_finite, jnp.linalg.norm(own), jnp.inf), _norms(drawn))
     order = jnp.sort(norms)
     others = jnp.where(norms == order[-1], order[-2], order[-1])  # the longest of the others
-    outlying = (norms > _FAR * others).astype(own.dtype)
+    outlying = clipped * (norms > _FAR * others)
     return _Scores(
         own + jnp.mean(lost, 0),
         (drawn * factors[:, None]).T @ drawn / CENTRE_DRAWS,
         drawn.T @ drawn / CENTRE_DRAWS,
         jnp.mean((factors * _norms(moved)) ** 2),
-        jnp.where(is_finite, clipped[0], 1) - jnp.mean(clipped[1:]),
+        clipped[0] - jnp.mean(clipped[1:]),
         outlying[0] - jnp.mean(outlying[1:]),
     )
+
+
+def _parts(norm: jax.Array, edges: jax.Array) -> jax.Array:
+    """Of each interval between edges, which part lies below `norm`; 0 where that is no number. Shape (k,)."""
+    found = jnp.clip((norm - edges[:-1]) / (edges[1:] - edges[:-1]), 0, 1)
+    return jnp.where(jnp.isfinite(norm), found, 0)
+
+
+def row_surprises(cut: Cut, frame: Frame, edges: jax.Array, row: tuple, number: jax.Array) -> jax.Array:
+    """How far a row's gradient is beyond each edge (`_parts`), less what the model expects: of mean 0 if it holds.
+
+    Each is between ``-_FEW`` and 1.
+
+    :param number: the position of the row.
+    """
+    own = jnp.linalg.norm(row_gradient(cut, frame, row))
+    if cut.num_outcomes is not None:
+        gradients, chances = _outcomes(cut, frame, row)
+    else:
+        _, gradients = _drawn_gradients(cut, frame, row, _words(number))
+        gradients = jnp.concatenate([jnp.where(jnp.isfinite(own), row_gradient(cut, frame, row), 0)[None], gradients])
+        chances = jnp.full(len(gradients), 1 / len(gradients), own.dtype)
+    norms = _norms(gradients)
+    expected = chances @ jax.vmap(lambda norm: _parts(norm, edges))(norms)
+    is_rare = chances @ (norms[:, None] > edges[:-1]).astype(own.dtype) < _FEW
+    return jnp.where(is_rare & jnp.isfinite(own), _parts(own, edges) - expected, 0)
 
 
 def _drawn_gradients(cut: Cut, frame: Frame, row: tuple, words: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -708,13 +768,24 @@ def _drawn_gradients(cut: Cut, frame: Frame, row: tuple, words: jax.Array) -> tu
     return values, jnp.where(jnp.all(jnp.isfinite(gradients), 1, keepdims=True), gradients, 0)
 
 
-def _scores_by_outcome(cut: Cut, frame: Frame, bound: jax.Array, row: tuple) -> _Scores:
-    """`centred_scores` by all values that the outcome can have, each with its probability."""
+def _words(number: jax.Array) -> jax.Array:
+    """Of which a row's outcomes are drawn: public, and by the row's position alone."""
+    key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), number)
+    return jax.random.key_data(jax.random.split(key, CENTRE_DRAWS))
+
+
+def _outcomes(cut: Cut, frame: Frame, row: tuple) -> tuple[jax.Array, jax.Array]:
+    """The row's gradients with all values that its outcome can have, and the probability of each."""
     assert cut.num_outcomes is not None
     numbers = jnp.arange(cut.num_outcomes, dtype=jnp.uint32)
     values, gradients = _drawn_gradients(cut, frame, row, jnp.stack([numbers, jnp.zeros_like(numbers)], 1))
     chances = jax.nn.softmax(jnp.where(jnp.isfinite(values), values, -jnp.inf))
-    chances = jnp.where(jnp.all(jnp.isfinite(chances)), chances, 0)  # no outcome is possible
+    return gradients, jnp.where(jnp.all(jnp.isfinite(chances)), chances, 0)  # no outcome is possible
+
+
+def _scores_by_outcome(cut: Cut, frame: Frame, bound: jax.Array, row: tuple) -> _Scores:
+    """`centred_scores` by all values that the outcome can have, each with its probability."""
+    gradients, chances = _outcomes(cut, frame, row)
     own = row_gradient(cut, frame, row)
     shift = jnp.zeros_like(own)
     for _ in range(2 * CENTRE_STEPS):
@@ -727,15 +798,15 @@ def _scores_by_outcome(cut: Cut, frame: Frame, bound: jax.Array, row: tuple) -> 
     of_own = (_norms(gradients) * _FAR >= jnp.linalg.norm(own)) @ chances
     is_finite = jnp.all(jnp.isfinite(own))
     surprising = 1 / (1 + CENTRE_DRAWS)
-    is_clipped = (jnp.linalg.norm(own + shift) > bound).astype(own.dtype)
-    is_outlying = (of_own < surprising).astype(own.dtype)
+    is_clipped = jnp.where(is_finite, jnp.linalg.norm(own + shift) > bound, True).astype(own.dtype)
+    is_outlying = jnp.where(is_finite, is_clipped * (of_own < surprising), 1)
     return _Scores(
         own + shift,
         (gradients * (chances * factors)[:, None]).T @ gradients,
         (gradients * chances[:, None]).T @ gradients,
         chances @ (factors * lengths) ** 2,
-        jnp.where(is_finite, is_clipped, 1) - chances @ (lengths > bound),
-        jnp.where(is_finite, is_outlying, 1) - chances @ (rarity < surprising),
+        is_clipped - chances @ (lengths > bound),
+        is_outlying - chances @ ((rarity < surprising) & (lengths > bound)),
     )
 
 

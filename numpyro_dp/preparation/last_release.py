@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numpyro_dp.preparation.derivatives import LAST_BOUND_GRID, Bounds, Derivatives, Frame, Survey
-from numpyro_dp.preparation.frames import SCORE_ROOM, NormalPrior, within_reason
+from numpyro_dp.preparation.frames import SCORE_ROOM, NormalPrior, typical_norm, within_reason
 from numpyro_dp.preparation.fund import Fund, Wish
 from numpyro_dp.preparation.search import Found, noise_edge
+from numpyro_dp.preparation.surprises import SURPRISE_SHARE, Surprises, count_surprises
 from numpyro_dp.preparation.surrogate import Surrogate
 
 FIRST_SHARE = 0.2
@@ -60,6 +61,8 @@ _MORE_ROOM = 4.0
 _MOST_UNRESOLVED = 2.0
 """Of the noise in the first of the releases, which has about twice that of all, over what is known in a direction:
 where it is more, frames become as wide as the posterior after all."""
+_MOST_WIDE = 1.5
+"""Of the mean eigenvalue of an information, which is below 1 in a frame as wide as the posterior."""
 _MOST_BY_NOISE = 3.0
 """Standard deviations of a step's square by which noise makes it longer, at most."""
 
@@ -177,8 +180,9 @@ def information_share(bounds: Bounds, size: int, num_rows: float, rho: float) ->
 
 def last_releases(
     survey: Survey, found: Found, prior: NormalPrior, fund: Fund, rho: float
-) -> tuple[list[Surrogate], list[LastRelease], NormalPrior]:
-    """After each stage the surrogate that is made of all so far; the stages; and the prior that frames were made by.
+) -> tuple[Found, list[Surrogate], list[LastRelease], NormalPrior]:
+    """What was found, with the surprises where the last release was made; after each stage the surrogate that is made
+    of all so far; the stages; and the prior that frames were made by.
 
     What the search released near its end is a part of it, where what the clip takes is given back.
 
@@ -191,23 +195,30 @@ def last_releases(
     stages: list[LastRelease] = []
     surrogates: list[Surrogate] = []
 
-    def release(price: float, frame: Frame) -> None:
+    def release(price: float, frame: Frame, surprises: Surprises) -> None:
         bounds, price = last_bounds(survey, frame, prior, n, price, fund, found.room)
+        bounds = bounds._replace(score=max(float(bounds.score), surprises.bound * typical_norm(m, survey.power * n)))
         share = information_share(bounds, m, survey.power * n, price)
         draw = fund.ask(last_release=Wish(price, 1, (survey.derivative_numbers,)))["last_release"]
         stages.append(LastRelease(frame, bounds, survey.derivatives(draw, frame, bounds, share, n)))
-        surrogates.append(combine(stages[-1], [*before, *stages[:-1]]))
+        # What tighter bounds have taken of surprising rows is missing from earlier releases.
+        earlier = [*before, *stages[:-1]] if surprises.bound <= found.surprises.bound else []
+        surrogates.append(combine(stages[-1], earlier))
 
     for _ in range(MOST_FIRST):
-        release(FIRST_SHARE * rho, frame)
+        release(FIRST_SHARE * rho, frame, found.surprises)
         rho -= FIRST_SHARE * rho
         of_frames = _with_room(surrogates[-1], prior, is_last=len(stages) == MOST_FIRST)
         widened, prior = of_frames < prior.of_frames, prior._replace(of_frames=of_frames)
         frame = _at_least_as_wide(recentred(surrogates[-1], prior), prior, widened)
-        if is_there(stages[-1], prior) and not widened.any():
+        if is_there(stages[-1], prior) and not widened.any() and is_narrow(stages[-1]):
             break
-    release(rho, frame)
-    return surrogates, stages, prior
+    surprises = found.surprises
+    if surprises.bound:  # counted where the search had ended, which they may have led astray
+        surprises = count_surprises(survey, fund, frame, SURPRISE_SHARE * rho, n, are_known=True)
+        rho -= SURPRISE_SHARE * rho
+    release(rho, frame, surprises)
+    return found._replace(surprises=surprises), surrogates, stages, prior
 
 
 def _with_room(surrogate: Surrogate, prior: NormalPrior, is_last: bool) -> np.ndarray:
@@ -254,6 +265,11 @@ def is_there(stage: LastRelease, prior: NormalPrior) -> bool:
     noise = found.score_scale**2 / np.linalg.eigvalsh(whole)  # of the squares that add up to the step's
     most = noise.sum() + _MOST_BY_NOISE * math.sqrt(2 * np.sum(noise**2))
     return float(step @ whole @ step) < 2 * m + most
+
+
+def is_narrow(stage: LastRelease) -> bool:
+    """Whether the release was made in a frame that is not far wider than the posterior."""
+    return float(np.trace(stage.found.information)) < _MOST_WIDE * len(stage.found.score)
 
 
 def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:

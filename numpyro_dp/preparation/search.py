@@ -26,6 +26,7 @@ from numpyro_dp.preparation.derivatives import BOUND_GRID, Bounds, Derivatives, 
 from numpyro_dp.preparation.first_frame import SPARSE_PRICE, SPARSE_SHARE, first_frame
 from numpyro_dp.preparation.frames import SCORE_ROOM, NormalPrior, typical_norm, within_reason
 from numpyro_dp.preparation.fund import Fund, Wish
+from numpyro_dp.preparation.surprises import EDGES, SURPRISE_SHARE, Surprises, count_surprises
 from numpyro_dp.privacy.draws import Draw
 
 SEARCH_SHARE = 0.5
@@ -67,6 +68,8 @@ _STEP_FLOOR = 0.5
 """Of the noise's spectrum: eigenvalues below are raised to it in a step."""
 _BLURRED = 0.5
 """A rise along a step whose noise is above this, over the square of the step's length, is not asked for."""
+_ROOMIER = 3.0
+"""By which bounds become larger at once where rows are longer than the model expects: elsewhere fewer may be."""
 FINE_NOISE, FINE_EDGE = 8.0, 1.0
 _TOLD_NOISE, _TOLD_EDGE = 16.0, 2.0
 """A round with no more noise, in a step for each coordinate and in the information, is a part of the last release."""
@@ -143,6 +146,7 @@ class Found(NamedTuple):
     :ivar num_rows: n; with noise where it is private.
     :ivar room: of clip bounds, over those of normal covariates, where a few rows say nearly all.
     :ivar of_frames: of the prior, see `NormalPrior`.
+    :ivar surprises: whether rows are longer than the model expects.
     """
 
     frame: Frame
@@ -150,11 +154,14 @@ class Found(NamedTuple):
     num_rows: float
     room: float = 1.0
     of_frames: np.ndarray | float = 0.0
+    surprises: Surprises = Surprises(0.0, 0.0)
 
     @property
     def near(self) -> list[Round]:
         """Rounds whose release says as much about the posterior as later ones, for its price."""
         near: list[Round] = []
+        if self.surprises.bound:  # the clip took from them what the last releases leave
+            return near
         for here in reversed(self.rounds):
             if not (here.is_near and here.noise < _TOLD_NOISE * len(here.step) and here.edge < _TOLD_EDGE):
                 break
@@ -197,6 +204,7 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
     rounds: list[Round] = []
     usable = None
     room = 1.0  # of clip bounds, over those of normal covariates
+    surprises = Surprises(0.0, 0.0)
     before: Found | None = None  # what was found in a frame in which the clip took most
     worth = 1.0  # of the next round's derivatives, over the cheapest
     while len(rounds) < MOST_ROUNDS:
@@ -213,6 +221,13 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
             affordable = min(_RARE_ROOM, math.sqrt(_AFFORDABLE * survey.power * n * rho / m))
             if before is not None:
                 return Found(frame, rounds, n, affordable, of_frames)
+            surprises = count_surprises(survey, fund, here.frame, SURPRISE_SHARE * rho, n, bool(surprises.bound))
+            if surprises.bound > 1.01 * room * SCORE_ROOM:
+                room = min(surprises.bound, _ROOMIER * max(room * SCORE_ROOM, EDGES[0])) / SCORE_ROOM
+                worth = max(worth, room**2)
+                continue
+            if surprises.bound:
+                break
             lost = 1.0
             if survey.centres and affordable >= _LEAST_ROOM:
                 lost = _lost(survey, fund, here, prices.line, n)
@@ -223,7 +238,7 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
             frame = frame._replace(whitening=np.asarray(here.frame.whitening) / math.sqrt(lost))
         worth = max(worth * here.worth, 1.0)
     # Where the budget does not carry the search on from there, nobody knows where it is.
-    return before or Found(frame if usable is None else usable, rounds, n, 1.0, of_frames)
+    return before or Found(frame if usable is None else usable, rounds, n, 1.0, of_frames, surprises)
 
 
 def _lost(survey: Survey, fund: Fund, here: Round, price: float, n: float) -> float:
@@ -295,6 +310,8 @@ def _release(
             quiet = _QUIET * math.sqrt(prices.derivatives / (8 * m)) / survey.power  # half of the price pays for it
             information = min(information, max(quiet, _INFORMATION_ROOM * typical**2))
             score = min(score, _SCORE_OF_INFORMATION * math.sqrt(information))
+        if room > 1:
+            score = max(score, room * SCORE_ROOM * typical)
         bounds = Bounds(score, information)
     return bounds, survey.derivatives(draws["derivatives"], frame, bounds, 0.5, n)
 

@@ -193,6 +193,12 @@ class Parabola:
         self.asked.append("whole")
         return self.power * (np.trace(self.exact(frame)[1]) + largest * self._noise(draw) * self._rng.normal())
 
+    def surprises(self, draw, frame, edges):
+        """No row is longer than the model expects."""
+        self.asked.append("surprises")
+        scale = self._noise(draw) * math.sqrt(len(edges) - 1) / 2
+        return scale * self._rng.normal(size=len(edges) - 1), scale
+
     def gains(self, draw, start, ends, bounds):
         self.asked.append("gains")
         rises = self.log_likelihood(ends) - self.log_likelihood(start)

@@ -17,6 +17,7 @@ from scipy import stats
 import numpyro_dp.preparation.derivatives
 from numpyro_dp.preparation.derivatives import (
     _FAR,
+    _FEW,
     _LIGHT,
     BOUND_GRID,
     CENTRE_DRAWS,
@@ -528,11 +529,11 @@ def test_a_fit_is_of_sums_over_clipped_rows(threshold, relation, x64):
     assert found.clipped == pytest.approx(np.sum(np.linalg.norm(gradients, axis=1) > bound), abs=1e-3)
     assert found.outlying == pytest.approx(0, abs=1e-3)  # no model says how many to expect
     sensitivity, square = {"replace_one": (2, 1), "add_or_remove_one": (1, 4)}[relation]
-    norm = sensitivity * MULTIPLIER * math.sqrt(1 + _LIGHT**2 * (1 + square + 1))
+    norm = sensitivity * MULTIPLIER * math.sqrt(2 + _LIGHT**2 * (square + 1))
     scales = [found.outlying_scale, found.clipped_scale, found.square_scale, found.curve_scale]
     # Where n is public, a row adds to the count of outlying ones what lies within 9/16 of a middle.
     half = {"replace_one": (1 + 1 / CENTRE_DRAWS) / 2, "add_or_remove_one": 1}[relation]
-    expected = norm * np.array([half, 1 / _LIGHT, bound**2 / 2 / _LIGHT, POWER * largest / _LIGHT])
+    expected = norm * np.array([half, 1, bound**2 / 2 / _LIGHT, POWER * largest / _LIGHT])
     np.testing.assert_allclose(scales, expected, rtol=2e-3)
 
 
@@ -573,14 +574,57 @@ def test_more_rows_are_clipped_than_expected_where_tails_are_heavy(degrees, leas
     assert found.outlying > 0.5 * LINEAR * stats.t.sf(2 * _FAR, degrees)
 
 
-def test_a_few_rows_that_are_far_away_are_outlying_however_loose_the_bound(x64):
-    """Some per cent of the rows, in places that the model hardly knows; no row is clipped."""
+def test_a_few_rows_that_are_far_away_are_outlying_where_the_clip_shortens_them(x64):
+    """Some per cent of the rows, in places that the model hardly knows. What is not clipped does no harm."""
     noise = np.random.default_rng(2).normal(size=LINEAR)
-    well, _ = linear_fit(noise, 1e3)
-    noise[: LINEAR // 25] = 30.0
-    far, _ = linear_fit(noise, 1e3)
-    np.testing.assert_allclose([well.clipped, far.clipped], 0, atol=0.01)
+    well, _ = linear_fit(noise, 10.0)
+    noise[: LINEAR // 25] = 100.0
+    far, _ = linear_fit(noise, 10.0)
+    assert abs(well.clipped) < 10
     assert far.outlying - well.outlying == pytest.approx(LINEAR / 25, rel=0.05)
+    loose, _ = linear_fit(noise, 1e3)
+    np.testing.assert_allclose([loose.clipped, loose.outlying], 0, atol=0.01)
+
+
+def surprises_of(noise, edges):
+    frame = Frame(FRAME.center, np.eye(M) / math.sqrt(LINEAR))
+    survey = with_rows(linear_survey(), linear_rows(LINEAR, noise))
+    found, scale = survey.surprises(draw(len(edges) - 1), frame, np.asarray(edges) / math.sqrt(LINEAR))
+    assert scale == pytest.approx((1 + _FEW) / 2 * 2 * MULTIPLIER * math.sqrt(len(edges) - 1), rel=3e-3)
+    return found
+
+
+def test_longer_rows_are_as_many_as_expected_where_the_model_holds_and_more_where_tails_are_heavy(x64):
+    edges = [2.0, 3.5, 6.0, 10.0]
+    rng = np.random.default_rng(2)
+    found = surprises_of(rng.normal(size=LINEAR), edges)
+    long = [
+        np.mean(np.abs(rng.normal(size=LINEAR)) * np.linalg.norm(rng.normal(size=(LINEAR, M)), axis=1) > e)
+        for e in edges
+    ]
+    # Of each row's part, own less the mean of nine, the variance is below that of an indicator.
+    assert np.all(np.abs(found) < 5 * np.sqrt(LINEAR * np.array(long[:-1]) * 10 / 9) + 5)
+    noise = rng.standard_t(3, LINEAR)
+    heavy = surprises_of(noise, edges)
+    lengths = np.abs(noise) * np.linalg.norm(linear_rows(LINEAR, 0)[0], axis=1)
+    beyond = np.clip((lengths[:, None] - edges[:-1]) / np.diff(edges), 0, 1).sum(0)
+    normal = np.clip(
+        (lengths / np.abs(noise) * np.abs(rng.normal(size=LINEAR)))[:, None] - edges[:-1], 0, np.diff(edges)
+    ).sum(0)
+    np.testing.assert_allclose(heavy[1:], (beyond - normal / np.diff(edges))[1:], rtol=0.15)
+    # A row that is no number is in none of the counts.
+    noise[:] = np.nan
+    np.testing.assert_allclose(surprises_of(noise, edges), 0, atol=0.01)
+
+
+def test_where_no_model_tells_all_longer_rows_are_counted(x64):
+    gradients, _ = derivatives_by_hand(X, Y)
+    edges = np.array([0.2, 0.5, 1.0])
+    for relation in RELATIONS:
+        found, _ = survey(relation).surprises(draw(2), FRAME, edges)
+        lengths = np.linalg.norm(gradients, axis=1)[:, None]
+        expected = np.clip((lengths - edges[:-1]) / np.diff(edges), 0, 1).sum(0)
+        np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
 def test_rows_that_fit_too_well_are_clipped_less_often_than_expected(x64):

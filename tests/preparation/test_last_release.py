@@ -538,7 +538,7 @@ def released_from(away, seed=0, rounds=(), centres=True):
     survey, fund = Parabola(PLACE, PARABOLA, N, seed, centres=centres), fund_of(2 * RHO)
     root = np.linalg.inv(np.linalg.cholesky(PARABOLA)).T
     frame = Frame(PLACE + root @ np.full(M, away / math.sqrt(M)), root)
-    surrogates, stages, _ = last_releases(survey, Found(frame, list(rounds), float(N)), PRIOR, fund, RHO)
+    _, surrogates, stages, _ = last_releases(survey, Found(frame, list(rounds), float(N)), PRIOR, fund, RHO)
     assert len(surrogates) == len(stages)
     return surrogates[-1], stages, survey, fund
 

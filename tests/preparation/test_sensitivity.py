@@ -67,6 +67,7 @@ KINDS = {
     "last bounds": LAST_BOUND_GRID.num_counts,
     "derivatives": 1,
     "gains": 1,
+    "surprises": 2,
     "fit bound": CURVE_GRID.num_counts,
     "fit": 1,
     "slope": SLOPE_GRID.num_counts,
@@ -110,6 +111,8 @@ def ask_everything(survey, bounds, up):
     survey.bounds(led(LAST_BOUND_GRID, 2), FRAME, least, most, LAST_BOUND_GRID)
     found = survey.derivatives(of_derivatives(has_kinks=survey.has_kinks), FRAME, Bounds(*bounds), SHARE, 300)
     gains, gains_scale = survey.gains(draw(len(ENDS)), FRAME.center, ENDS, bounds[0] * LINE)
+    for least in bounds:
+        survey.surprises(draw(3), FRAME, least * 2.0 ** np.arange(4))
     fit = survey.fit(led(CURVE_GRID), draw(4 + len(POINTS)), FRAME, Bounds(*bounds), POINTS, 2.0**-12, 2.0)
     survey.slope(led(SLOPE_GRID), FRAME, PAIRS, SLOPE_GRID, 2.0**-6, 1.0)
     jax.effects_barrier()
@@ -319,6 +322,11 @@ def test_a_row_has_the_norm_that_is_claimed(density, relation, smooth, by_row):
     found = survey._sum_gains(target, None, frame.center, jnp.asarray(ENDS, survey.dtype), bounds)
     reached = require(Released(found.value / survey.power, found.scale / survey.power), math.sqrt(len(LINE)))
     assert reached > 0.99
+    surprises = target.program(survey._sum_surprises)
+    for least in (1e-6, 0.3, 1e3):
+        found = surprises(target, None, frame, jnp.asarray(least * 2.0 ** np.arange(4), survey.dtype))
+        reached = require(found, math.sqrt(3))
+        assert reached > 0.99 or survey.centres  # where the model expects some rows to be long
     fit = target.program(survey._sum_fit)
     for bound in (1e-6, 0.3, 1e3):
         for smallest in (1e-9, 0.1, 1e6):
@@ -327,7 +335,7 @@ def test_a_row_has_the_norm_that_is_claimed(density, relation, smooth, by_row):
             # Outlying by 1, clipped by 1, a square of 1, or 2 where it cannot be centred, a surplus of 1, and distances
             # of norm 1.
             square = 1 if relation == "replace_one" else 4
-            reached = require(found, math.sqrt(1 + _LIGHT**2 * (1 + square + 1 + survey.centres)))
+            reached = require(found, math.sqrt(2 + _LIGHT**2 * (square + 1 + survey.centres)))
             if bound < 1 and smallest < 1:  # the parts that need no luck with the draws
                 assert norms(found.value[:, 2:]).max() > 0.99 * _LIGHT * math.sqrt(square + 1)
                 assert relation != "replace_one" or float(found.value[:, 1].max()) == 1

@@ -194,7 +194,7 @@ def checked(away=0.0, seed=0, change=None, centres=True, rho=RHO, of_frames=0.0,
     if change is not None:
         survey.fit = lambda *args: change(fit(*args))
     found = Found(Frame(PLACE + ROOT @ np.full(M, away / math.sqrt(M)), ROOT), [], float(N), 1.0, of_frames)
-    surrogates, stages, prior = last_releases(survey, found, PRIOR, fund, 0.9 * rho)
+    found, surrogates, stages, prior = last_releases(survey, found, PRIOR, fund, 0.9 * rho)
     result, surrogate = check(survey, found, surrogates, stages, prior, fund, fund.left)
     return result._replace(has_arrived=True), surrogate, stages, fund
 

@@ -1,0 +1,98 @@
+"""Which bound of the score rows ask for that are longer than the model expects."""
+
+import warnings
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_dp.preparation.last_release
+import numpyro_dp.preparation.search
+from numpyro_dp import DPHMC, MCMC, PosteriorWarning
+from numpyro_dp.preparation.derivatives import Frame
+from numpyro_dp.preparation.surprises import EDGES, Surprises, count_surprises
+from tests.helpers.surveys import Parabola, fund_of
+
+
+class Counted(Parabola):
+    """A survey with given counts."""
+
+    def __init__(self, counts, n, m):
+        super().__init__(np.zeros(m), np.eye(m), n)
+        self.counts = np.asarray(counts, float)
+
+    def surprises(self, draw, frame, edges):
+        _, scale = super().surprises(draw, frame, edges)
+        return self.counts * scale, scale
+
+
+def asked(counts, are_known=False, n=20_000, rho=0.1, m=4):
+    """
+    :param counts: in standard deviations of their noise.
+    """
+    frame = Frame(np.zeros(m), np.eye(m))
+    return count_surprises(Counted(counts, n, m), fund_of(rho), frame, 0.04 * rho, n, are_known)
+
+
+def test_no_larger_bound_is_asked_for_by_what_noise_may_have_made():
+    for counts in ([2.4, 2.4, 2.4, 2.4], [-9, -9, -9, -9], [3.4, 0, 0, 0], [0, 0, 20, 0]):
+        assert asked(counts) == (0.0, 0.0)
+
+
+def test_bounds_are_as_large_as_the_rows_that_are_counted_are_long():
+    """But no larger than what the noise of that bound allows."""
+    bounds = [asked(counts).bound for counts in ([30, 0, 0, 0], [30, 30, 0, 0], [30, 30, 30, 0], [30, 30, 30, 30])]
+    assert bounds[0] == EDGES[1]
+    assert bounds == sorted(bounds)
+    assert bounds[-1] > EDGES[1]
+    # Where there are few rows, larger bounds would let in too much noise.
+    assert asked([30, 30, 30, 30], n=500).bound < bounds[-1]
+
+
+def test_what_the_largest_bound_still_takes_is_said():
+    found = asked([300, 300, 300, 300])
+    assert found.bound == EDGES[-1]
+    assert found.taken > 10
+    assert asked([30, 30, 0, 0]).taken == 0
+
+
+def test_where_such_rows_are_known_of_noise_is_not_taken_for_their_absence():
+    assert asked([0, 0, 0, 0], are_known=True, m=1).bound > EDGES[0]
+    assert asked([0, 0, 0, 0], m=1).bound == 0
+
+
+def model(X, y=None):
+    a = numpyro.sample("a", dist.Normal(0, 100))
+    b = numpyro.sample("b", dist.Normal(0, 10))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(10))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Normal(a + b * X, sigma), obs=y)
+
+
+@pytest.mark.statistical
+def test_a_normal_law_of_rows_with_heavier_tails_is_right(monkeypatch):
+    """Its exact posterior is about the moments of the rows, whatever law they have. Scales are exp(x) apart by t noise
+    with 5 degrees of freedom; without the counts the clip takes a part of the variance."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, 40_000).astype(np.float32)
+    y = (50 + 3 * X + 2 * rng.standard_t(5, len(X))).astype(np.float32)
+    b, a = np.polyfit(X, y, 1)
+    exact = np.std(y - a - b * X)
+
+    def away():
+        mcmc = MCMC(DPHMC(model, eps=3.0), num_warmup=100, num_samples=1_000, progress_bar=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PosteriorWarning)
+            mcmc.run(jax.random.key(0), X, y=y)
+        sigma = np.asarray(mcmc.get_samples()["sigma"])
+        return (sigma.mean() - exact) / (exact / np.sqrt(2 * len(X))), sigma.std() / (exact / np.sqrt(2 * len(X)))
+
+    error, width = away()
+    assert abs(error) < 4 * width
+    for module in (numpyro_dp.preparation.search, numpyro_dp.preparation.last_release):
+        monkeypatch.setattr(module, "count_surprises", lambda *args, **options: Surprises(0.0, 0.0))
+    without, _ = away()
+    assert without < -6
+    assert abs(error) < abs(without) / 2
