@@ -1,5 +1,6 @@
 """Arguments that private kernels share, and the checks of them that need no table."""
 
+import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
@@ -83,9 +84,13 @@ def only(kind: type, options: Options) -> Options:
 
     :raises TypeError: if one of them is another argument.
     """
+    known = ["eps", "delta", *kind.__annotations__]
     unknown = sorted(set(options) - set(kind.__annotations__))
     if unknown:
-        raise TypeError(f"this kernel has no argument {', '.join(unknown)}")
+        near = difflib.get_close_matches(unknown[0], known, 1) or [name for name in known if name in unknown[0]][:1]
+        raise TypeError(
+            f"this kernel has no argument {', '.join(unknown)}{f'; did you mean {near[0]}?' if near else ''}"
+        )
     return options
 
 

@@ -242,6 +242,12 @@ class PreparedKernel(DPKernel):
                 f"deviations apart, and the draws show one of them{beside}. Say in the model which is which (by a "
                 "prior that is ordered or positive), or use only what is the same at both"
             )
+        if self._uninformed and len(self._uninformed) == len(self._prior_widths):
+            found.append(
+                "the draws are hardly narrower than the prior along every parameter: the rows say next to nothing, "
+                "since they are too few for this eps, or all masked (missing values, values outside of the levels or "
+                "of the law's support)"
+            )
         return found + self._of_latents + self._of_draws
 
     def uninformed(self) -> list[str]:

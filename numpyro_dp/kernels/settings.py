@@ -70,6 +70,9 @@ class Settings:
             for name, value in values.items():
                 object.__setattr__(self, name, value)
 
+        for name in ("eps", "delta"):
+            if isinstance(value := getattr(self, name), bool | str):
+                raise TypeError(f"{name} must be a number, got {value!r}")
         # Of numbers of lower precision the accounting would be in theirs.
         fix(
             eps=_as_float(self.eps),

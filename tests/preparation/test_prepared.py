@@ -297,6 +297,11 @@ def test_who_waits_is_told_what_the_preparation_is_at(capfd):
     kernel.judge({"b[0]": normal, "b[1]": normal / 9})
     assert kernel.privacy.posterior.uninformed == ("b[0]",)
     assert "little about b[0]: the draws are hardly narrower" in str(kernel.privacy)
+    trusted = kernel.privacy.posterior.trusted
+    kernel.judge({"b[0]": normal, "b[1]": normal})  # as of a table of which all rows are masked
+    assert "along every parameter" in kernel.privacy.posterior.reasons[-1]
+    kernel.judge({"b[0]": normal, "b[1]": normal / 9})
+    assert kernel.privacy.posterior.trusted == trusted
     kernel.judge({"b[0]": normal / 9, "b[1]": normal / 9})
     assert "little about" not in str(kernel.privacy)
 

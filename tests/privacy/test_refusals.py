@@ -51,6 +51,18 @@ def test_arguments_of_the_base_class_are_no_options(kernel, options):
         kernel(model, eps=1.0, **options)
 
 
+@pytest.mark.parametrize(("option", "meant"), [("dleta", "delta"), ("epsilon", "eps"), ("noise_sed", "noise_seed")])
+def test_a_misspelled_argument_is_told_what_was_meant(option, meant):
+    with pytest.raises(TypeError, match=f"no argument {option}; did you mean {meant}\\?"):
+        DPHMC(model, **{"eps": 1.0} | {option: 1.0})
+
+
+@pytest.mark.parametrize("value", [True, "1.0"])
+def test_eps_is_a_number(value):
+    with pytest.raises(TypeError, match="eps must be a number"):
+        DPHMC(model, eps=value)
+
+
 @pytest.mark.parametrize("release", ["statistics", "bit"])
 def test_a_release_on_all_rows_is_never_accounted_for_as_one_on_a_batch(release):
     vault = Vault((jax.numpy.asarray(Y),), neighboring_relation="replace_one", batches=as_batches(10))
