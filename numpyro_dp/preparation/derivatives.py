@@ -743,16 +743,17 @@ def _parts(norm: jax.Array, edges: jax.Array) -> jax.Array:
 def row_surprises(cut: Cut, frame: Frame, edges: jax.Array, row: tuple, number: jax.Array) -> jax.Array:
     """How far a row's gradient is beyond each edge (`_parts`), less what the model expects: of mean 0 if it holds.
 
-    Each is between ``-_FEW`` and 1.
+    Each is between ``-_FEW`` and 1; all are 0 of a gradient that is not finite, which adds nothing to a score either.
 
     :param number: the position of the row.
     """
-    own = jnp.linalg.norm(row_gradient(cut, frame, row))
+    gradient = row_gradient(cut, frame, row)
+    own = jnp.linalg.norm(gradient)
     if cut.num_outcomes is not None:
         gradients, chances = _outcomes(cut, frame, row)
     else:
         _, gradients = _drawn_gradients(cut, frame, row, _words(number))
-        gradients = jnp.concatenate([jnp.where(jnp.isfinite(own), row_gradient(cut, frame, row), 0)[None], gradients])
+        gradients = jnp.concatenate([jnp.where(jnp.isfinite(own), gradient, 0)[None], gradients])
         chances = jnp.full(len(gradients), 1 / len(gradients), own.dtype)
     norms = _norms(gradients)
     expected = chances @ jax.vmap(lambda norm: _parts(norm, edges))(norms)
