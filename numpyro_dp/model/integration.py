@@ -49,14 +49,20 @@ _FLOOR = 0.1  # curvature in units of the prior's: below that a density has no n
 class Rule(NamedTuple):
     """Where a density is evaluated.
 
-    :ivar steps: of Newton; 0 for nodes in the place of the latents' prior, wherever the joint density lies.
+    :ivar steps: of Newton; None for nodes in the place of the latents' prior, wherever the joint density lies.
     :ivar nodes: of a standard normal law, shape (k, q).
     :ivar log_weights: so that ``sum exp(log_weights) f(nodes)`` is the integral of f, shape (k,).
     """
 
-    steps: int
+    steps: int | None
     nodes: np.ndarray
     log_weights: np.ndarray
+
+    def padded(self, number: int) -> "Rule":
+        """The rule with so many nodes, of which those behind its own have no weight."""
+        more = number - len(self.nodes)
+        nodes = np.pad(self.nodes, ((0, more), (0, 0)))
+        return self._replace(nodes=nodes, log_weights=np.pad(self.log_weights, (0, more), constant_values=-np.inf))
 
 
 def rules(size: int) -> list[Rule]:
@@ -81,7 +87,7 @@ def grids(size: int) -> list[Rule]:
     for shift in (0.25, 0.75):
         side = -reach + (np.arange(number) + shift) * spacing
         nodes = np.stack([part.ravel() for part in np.meshgrid(*[side] * size, indexing="ij")], 1)
-        found.append(Rule(0, nodes, np.full(len(nodes), size * math.log(spacing))))
+        found.append(Rule(None, nodes, np.full(len(nodes), size * math.log(spacing))))
     return found
 
 
@@ -138,7 +144,7 @@ def _place(rule: Rule, start: jax.Array, prior: Density, joint: Density) -> tupl
         return joint(centre + root @ v)
 
     nodes, log_weights = (jnp.asarray(part, start.dtype) for part in (rule.nodes, rule.log_weights))
-    if not rule.steps:
+    if rule.steps is None:
         return centre + nodes @ root.T, log_volume
     starts = jnp.concatenate([x * jnp.eye(start.size, dtype=start.dtype) for x in _STARTS])
     mode, inner, log_inner = _fit(whitened, _best(whitened, starts), rule.steps, _FLOOR, _RADII)
@@ -161,7 +167,7 @@ def _best(density: Density, tried: jax.Array) -> jax.Array:
 
 
 def _fit(
-    density: Density, start: jax.Array, steps: int, floor: float, radii: tuple[float, ...] = ()
+    density: Density, start: jax.Array, steps: int | jax.Array, floor: float, radii: tuple[float, ...] = ()
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The mode of a log density, a root of its inverse curvature there, and the log of the root's determinant.
 
@@ -177,16 +183,16 @@ def _fit(
         hessian = -jax.jacfwd(gradient)(w)
         return jnp.where(jnp.all(jnp.isfinite(hessian)), hessian, jnp.eye(w.size, dtype=w.dtype))
 
-    def step(w: jax.Array, _: None) -> tuple[jax.Array, None]:
+    def step(_: jax.Array, w: jax.Array) -> jax.Array:
         root = _inverse_root(curvature(w), floor)[0]
         slope = gradient(w)
         move = root @ (root.T @ jnp.where(jnp.isfinite(slope), slope, 0))
         move = jnp.where(jnp.isfinite(move), move, 0)
         within = [jnp.minimum(1, r / jnp.maximum(jnp.linalg.norm(move), jnp.finfo(w.dtype).tiny)) for r in radii]
         shares = jnp.append(lengths, jnp.array(within, w.dtype))
-        return _best(density, w + shares[:, None] * move), None
+        return _best(density, w + shares[:, None] * move)
 
-    mode, _ = lax.scan(step, start, None, length=steps)
+    mode = lax.fori_loop(0, steps, step, start)
     return mode, *_inverse_root(curvature(mode), floor)
 
 

@@ -252,10 +252,14 @@ def choose_rule(separated: SeparableModel, args: tuple, kwargs: dict, num_units:
     keys = rng.integers(0, 2**32, (len(units[0]), 1 + rows, 2), dtype=np.uint32)
     of_rows = separated.of_rows
 
-    def derivatives(rule: Rule, drawn: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Log densities by parameters and units, and their gradients, with entries."""
+    def program(alike: Sequence[Rule], drawn: bool) -> Callable[[Rule], tuple[np.ndarray, np.ndarray]]:
+        """From one of these rules to log densities by parameters and units, and to their gradients, with entries.
 
-        def compute(args: tuple, kwargs: dict, z: jax.Array, units: tuple, keys: jax.Array) -> tuple:
+        To compile takes longer than to run: rules share a program, in which all have as many nodes as the largest.
+        """
+        most = max(len(rule.nodes) for rule in alike)
+
+        def compute(args: tuple, kwargs: dict, z: jax.Array, units: tuple, keys: jax.Array, rule: Rule) -> tuple:
             parts, by_rule = of_rows.parts(args, kwargs, drawn), dataclasses.replace(latents, rule=rule)
 
             def of_unit(z: jax.Array, unit: tuple, keys: jax.Array) -> tuple:
@@ -265,24 +269,30 @@ def choose_rule(separated: SeparableModel, args: tuple, kwargs: dict, num_units:
 
             return jax.lax.map(lambda z: jax.vmap(lambda u, k: of_unit(z, u, k))(units, keys), z)
 
-        values, slopes = _compile(separated, args, kwargs, compute, z, units, keys)(z, units, keys)
-        return np.asarray(values, float), np.asarray(slopes, float)
+        compiled = _compile(separated, args, kwargs, compute, z, units, keys, alike[0].padded(most))
+
+        def derivatives(rule: Rule) -> tuple[np.ndarray, np.ndarray]:
+            values, slopes = compiled(z, units, keys, rule.padded(most))
+            return np.asarray(values, float), np.asarray(slopes, float)
+
+        return derivatives
 
     drawn = True
     try:
-        _, exact = derivatives(known[-1], drawn)
+        by_rule = program(known, drawn)
     except (CannotDrawError, NotImplementedError):  # the latter of a law that NumPyro has no sampler for
         drawn = False
-        _, exact = derivatives(known[-1], drawn)
+        by_rule = program(known, drawn)
+    _, exact = by_rule(known[-1])
     if latents.size <= 2:
-        (one, slopes), (other, _) = (derivatives(grid, drawn) for grid in grids(latents.size))
+        (one, slopes), (other, _) = map(program(grids(latents.size), drawn), grids(latents.size))
         with np.errstate(invalid="ignore"):
             exact = np.where((np.abs(one - other) < _AGREE)[..., None], slopes, exact)
     enough = _ERROR_OF_ANY_TABLE
     if num_units is not None:
         enough = min(max(_PART_OF_SD / math.sqrt(num_units), _LEAST_ERROR), _MOST_ERROR)
     for rule in known[:-1]:
-        error = _relative_error(derivatives(rule, drawn)[1], exact)
+        error = _relative_error(by_rule(rule)[1], exact)
         if error <= enough:
             break
     return rule, error
