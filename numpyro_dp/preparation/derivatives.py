@@ -190,6 +190,11 @@ class Survey:
         return is_centred(self.cut, self._target)
 
     @property
+    def is_open(self) -> bool:
+        """Whether gradients are centred by outcomes that are drawn: there may be any, and of any size."""
+        return self.centres and self.cut.num_outcomes is None
+
+    @property
     def has_kinks(self) -> bool:
         """Whether only many rows together have curvature, and no model tells how much."""
         return not self.centres and not self._is_smooth

@@ -17,8 +17,8 @@ from numpyro_dp.model.symmetry import Symmetry
 from numpyro_dp.preparation.derivatives import CURVE_GRID, Fit, Frame, Survey
 from numpyro_dp.preparation.frames import NormalPrior
 from numpyro_dp.preparation.fund import Fund, Wish
-from numpyro_dp.preparation.last_release import LastRelease, recentred, unresolved
-from numpyro_dp.preparation.search import Found, noise_edge
+from numpyro_dp.preparation.last_release import LastRelease, recentred, unresolved, way_from
+from numpyro_dp.preparation.search import Found
 from numpyro_dp.preparation.surprises import EDGES
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.statements import some_of
@@ -168,18 +168,8 @@ def _moved(here: LastRelease, guide: Surrogate, prior: NormalPrior) -> tuple[flo
 
     :param guide: the surrogate around whose mode that release was made, so that it was at 0.
     """
-    m = len(here.found.score)
-    slope, precision = prior.in_frame(here.frame)
-    edge = noise_edge(here.found.information_scale, m)
-    values, vectors = np.linalg.eigh(here.found.information)
-    whole = (vectors * np.maximum(values, edge / 2)) @ vectors.T + precision
-    step = np.linalg.solve(whole, here.found.score + slope)
-    inverse = np.linalg.inv(whole)
-    noise = here.found.score_scale**2 * inverse @ inverse
-    change = np.linalg.solve(np.asarray(here.frame.whitening), np.asarray(guide.frame.whitening))
-    inverse = inverse @ np.linalg.inv(change).T
-    noise = noise + inverse @ guide.score_covariance @ inverse.T
-    noise += guide.curvature_scale**2 * np.eye(m)
+    step, whole, noise = way_from(guide, here, prior)
+    m = len(step)
     return float(step @ np.linalg.solve(noise, step) / m), math.sqrt(max(step @ whole @ step, 0.0) / m)
 
 

@@ -11,6 +11,7 @@ from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.preparation.derivatives import Derivatives, Fit, Frame, Survey
 from numpyro_dp.preparation.fund import RESERVE, Fund
+from numpyro_dp.preparation.last_release import misfit_of
 from numpyro_dp.privacy.accounting import gaussian_eps, noise_multiplier_for
 from numpyro_dp.privacy.ledger import Ledger, Plan, Releases, merged_stages
 from numpyro_dp.privacy.mechanisms import Gaussian
@@ -127,13 +128,16 @@ class Parabola:
     """In the place of a survey: what one of n rows would say whose log likelihood is a parabola of phi.
 
     :param place, precision: of the likelihood's mode.
+    :param misfit: of the rows, over that of usual tables, all of which the clip moves one way; None for rows as the
+        model says, whose outcomes can have few values.
     :ivar asked: names of the questions, in order.
     """
 
-    def __init__(self, place, precision, n=10_000, seed=0, power=1.0, centres=True):
+    def __init__(self, place, precision, n=10_000, seed=0, power=1.0, centres=True, misfit=None):
         self.place, self.precision, self.n = np.asarray(place, float), np.asarray(precision, float), n
         self.size, self.power, self.centres = len(self.place), power, centres
         self.kinds = np.eye(self.size, dtype=bool)
+        self.is_open, self.misfit = misfit is not None, misfit or 0.0
         self.has_kinks, self.derivative_numbers = False, self.size + self.size * (self.size + 1) // 2
         self.asked: list[str] = []
         self._rng = np.random.default_rng(seed)
@@ -178,6 +182,9 @@ class Parabola:
     def derivatives(self, draw, frame, bounds, share, num_rows):
         self.asked.append("derivatives")
         score, information = self.exact(frame)
+        multiple = bounds.score / math.sqrt(self.size / (self.power * self.n))
+        pull = self.misfit * misfit_of(multiple, self.power * self.n, self.size) * math.sqrt(self.size)
+        score = score + pull * np.asarray(frame.whitening).T @ np.linalg.cholesky(self.precision)[:, 0]
         score = score * min(1, self.n * bounds.score / max(np.linalg.norm(score), 1e-30))
         information = information * min(1, self.n * bounds.information / np.linalg.norm(information))
         scales = [self._noise(draw) * b / math.sqrt(part) for b, part in zip(bounds, (1 - share, share), strict=True)]

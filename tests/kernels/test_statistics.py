@@ -369,7 +369,7 @@ def on_batches(batches, **options):
         pytest.param(on_batches(PoissonBatches(rate=0.2)), 1.007, id="poisson", marks=pytest.mark.nightly),
         pytest.param(on_batches(FixedBatches(80)), 1.003, id="fixed", marks=pytest.mark.nightly),
         pytest.param(on_batches(PoissonBatches(rate=0.05)), 1.078, id="small_poisson", marks=pytest.mark.nightly),
-        pytest.param(on_batches(FixedBatches(20)), 1.030, id="small_fixed"),
+        pytest.param(on_batches(FixedBatches(20)), 1.030, id="small_fixed", marks=pytest.mark.nightly),
         pytest.param(
             on_batches(PoissonBatches(rate=0.2), eps=None, noise_multiplier_ratio=1.0, clip_ratio=4.0),
             1.002,

@@ -17,6 +17,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from helpers.tiers import some_every_day
 from scipy import stats
 from scipy.special import logsumexp
 
@@ -146,10 +147,11 @@ def assert_covered(found, level=0.9):
 
 
 @pytest.mark.statistical
+@pytest.mark.parametrize("repetitions", some_every_day([REPETITIONS // 3, REPETITIONS], [REPETITIONS // 3]))
 @pytest.mark.usefixtures("compiled_once")
-def test_true_parameters_and_their_norm_have_uniform_ranks_and_intervals_cover_them():
+def test_true_parameters_and_their_norm_have_uniform_ranks_and_intervals_cover_them(repetitions):
     """The norm is a direction that all tables share: it shows a bias that parameters of either sign average out."""
-    found = ranks(1.0)
+    found = ranks(1.0, repetitions=repetitions)
     assert_covered(found, 0.9)
     assert_covered(found, 0.5)
     p_values = [stats.kstest(column, "uniform").pvalue for column in found.T]

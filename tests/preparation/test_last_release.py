@@ -18,12 +18,14 @@ from numpyro_dp.preparation.last_release import (
     MOST_FIRST,
     LastRelease,
     _at_least_as_wide,
+    _unusual,
     _with_room,
     combine,
     information_share,
     is_there,
     last_bounds,
     last_releases,
+    misfit_of,
     mode,
     recentred,
     reference,
@@ -367,8 +369,8 @@ def test_the_bounds_have_about_the_least_error(size, told):
 class Rows(Parabola):
     """A survey of rows whose norms in the frame are those of the reference, times a factor."""
 
-    def __init__(self, n, longer=1.0, centres=True, power=1.0):
-        super().__init__(np.zeros(M), np.eye(M), n, power=power, centres=centres)
+    def __init__(self, n, longer=1.0, place=(0.0,) * M, precision=None, **options):
+        super().__init__(place, np.eye(M) if precision is None else precision, n, **options)
         self.longer = longer
 
     def bounds(self, draws, frame, smallest, threshold, grid):
@@ -592,3 +594,69 @@ def test_the_surrogate_of_the_last_releases_has_the_errors_that_it_claims(num_ro
         assert np.all(np.abs(found.mean(0)) < 5 / math.sqrt(len(found)))
         assert np.all(found.var(0) < 1 + 5 * math.sqrt(2 / len(found)))
         assert np.all(found.var(0) > 0.5)
+
+
+# -- Rows that are not as the model says -------------------------------------------------------------------------------
+
+
+def test_a_bound_has_the_least_of_noise_and_misfit():
+    for n in (3e3, 3e4, 3e5):
+        usual, none = (reference(M, n, 0.03, misfit=misfit).multiples[0] for misfit in (1.0, 0.0))
+
+        def error(multiple):
+            return 2 * multiple**2 * M / (n * 0.85 * 0.03) + misfit_of(multiple, n, M) ** 2  # noqa: B023
+
+        assert usual > none
+        assert error(usual) < 1.05 * min(error(multiple) for multiple in np.geomspace(1.6, 16, 60))
+
+
+@pytest.mark.parametrize("direction", [[1.0, 0, 0, 0], [0.5, -0.5, 0.5, 0.5]])
+def test_a_step_tells_the_misfit_as_far_as_noise_lets_it(direction):
+    for times in (0.1, 1.0, 4.0):
+        step = times * 2.0 * math.sqrt(M) * np.array(direction)
+        told = _unusual(step, 1e-4 * np.eye(M), 2.0)
+        assert 0.8 * times < told < 2.2 * times  # of four numbers a mean square is hardly known
+        assert _unusual(step, 1e6 * np.eye(M), 2.0) == pytest.approx(1, rel=0.02)
+    told = [_unusual(np.zeros(M), scale * np.eye(M), 2.0) for scale in (0.01, 1.0, 100.0)]
+    assert told == sorted(told)
+    assert told[0] < 0.15
+
+
+def released_open(misfit, seed, n=100_000):
+    """Around the place where the clip takes nothing; the surrogate's errors, in what it claims; and the stages."""
+    precision = PARABOLA * n / N
+    survey, fund = Rows(n, 1.0, PLACE, precision, seed=seed, misfit=misfit), fund_of(2 * RHO)
+    root = np.linalg.inv(np.linalg.cholesky(precision)).T
+    _, surrogates, stages, _ = last_releases(survey, Found(Frame(PLACE, root), [], float(n)), PRIOR, fund, RHO)
+    assert sum(spent_by(fund).values()) == pytest.approx(RHO, rel=1e-6)
+    surrogate = surrogates[-1]
+    error = surrogate.score - survey.exact(surrogate.frame)[0]
+    return error @ np.linalg.solve(surrogate.score_covariance, error) / M, stages
+
+
+@pytest.mark.parametrize("misfit", [0.0, 0.3, 1.0, 4.0])
+def test_a_wide_release_tells_how_tight_the_last_one_may_be(misfit):
+    """Without the allowance the last release would be as tight as the first, and the posterior many times its own
+    standard deviations off."""
+    squares, multiples = [], []
+    for seed in range(60):
+        square, stages = released_open(misfit, seed)
+        squares.append(square)
+        # The way from where nothing is taken to where the clip leads may take several first releases.
+        first, *_, wide, last = (s.bounds.score / math.sqrt(M / 100_000) for s in stages)
+        assert first < 2.5 < 4 <= wide
+        multiples.append(last / first)
+    # The law of misfits is one of many tables: of those with one misfit errors are larger or smaller than claimed.
+    assert np.mean(squares) < 2.5
+    tight, at_ease = (reference(M, 1e5, 0.5 * RHO, misfit=m).multiples[0] / first for m in (0.5, 1.0))
+    if misfit < 0.1:
+        assert np.median(multiples) < tight
+    if misfit >= 1:
+        assert np.median(multiples) > 0.9 * at_ease
+
+
+def test_where_noise_hides_what_a_wide_release_would_tell_none_is_made():
+    _, stages = released_open(1.0, 0, n=500)
+    assert len(stages) == 2
+    assert stages[-1].misfit == pytest.approx(misfit_of(stages[-1].bounds.score / math.sqrt(M / 500), 500, M), rel=0.05)
+    assert all(stage.misfit == 0 for stage in released_from(0.0)[1])

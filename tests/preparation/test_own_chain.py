@@ -10,7 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from helpers.tiers import some_every_day
+from helpers.tiers import NIGHTLY, some_every_day
 
 from numpyro_dp import (
     DPSGHMC,
@@ -302,13 +302,12 @@ CHAINS = 400
 @pytest.mark.parametrize(
     ("kernel", "options", "iterations", "low", "high"),
     [
-        (DPSGLD, {}, 80, 0.9, 1.2),
-        (DPSGLD, {"batch_size": FixedBatches(200)}, 120, 0.9, 1.4),
-        (DPSGNHT, {}, 120, 0.8, 1.25),
-        (DPSGHMC, {}, 30, 0.9, 1.2),
-        (DPBarker, {}, 80, 0.9, 1.1),
+        pytest.param(DPSGLD, {}, 80, 0.9, 1.2, id="sgld", marks=NIGHTLY),
+        pytest.param(DPSGLD, {"batch_size": FixedBatches(200)}, 120, 0.9, 1.4, id="sgld_on_batches"),
+        pytest.param(DPSGNHT, {}, 120, 0.8, 1.25, id="sgnht", marks=NIGHTLY),
+        pytest.param(DPSGHMC, {}, 30, 0.9, 1.2, id="sghmc", marks=NIGHTLY),
+        pytest.param(DPBarker, {}, 80, 0.9, 1.1, id="barker"),
     ],
-    ids=["sgld", "sgld_on_batches", "sgnht", "sghmc", "barker"],
 )
 def test_a_prepared_chain_has_the_exact_posterior_on_raw_scales(kernel, options, iterations, low, high):
     """Intercept and slope of a covariate around 50 are correlated by -.98, and the prior is far wider than they are.
