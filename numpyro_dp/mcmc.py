@@ -78,8 +78,11 @@ class MCMC(numpyro_mcmc.MCMC):
         :raises ValueError: before anything is paid, if `extra_fields` or `init_params` name what is not there.
         :raises UnsupportedModelError: if the model has no log density per row.
         """
-        if not hasattr(rng_key, "shape"):
-            raise TypeError(f"rng_key must be a key of JAX's, such as jax.random.key(0), got {rng_key!r}")
+        if not _is_key(rng_key):
+            raise TypeError(
+                "the first argument of `run` is rng_key, a key of JAX's: mcmc.run(jax.random.key(0), ...); got "
+                f"{type(rng_key).__name__}"
+            )
         resumed = self._warmup_state
         steps = self._collection_params["upper"] if resumed is None else self.num_samples
         start = 0 if resumed is None else max(1, int(np.max(resumed.i)))
@@ -170,6 +173,12 @@ class MCMC(numpyro_mcmc.MCMC):
         state = super().__getstate__()
         state["_init_state_cache"] = {}
         return state
+
+
+def _is_key(value: Any) -> bool:
+    """Whether it can be a key of JAX's, new or old style, or one for each chain; not whether it is a table."""
+    dtype = getattr(value, "dtype", None)
+    return dtype is not None and (jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) or dtype == jnp.uint32)
 
 
 @contextmanager
