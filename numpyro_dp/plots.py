@@ -167,7 +167,7 @@ def plot_plan(plan: "RunPlan", ax: Any = None) -> np.ndarray:
     left.set_ylim(min(0.01, smallest / 2), 60)
     left.set_ylabel("error of a mean, in posterior sds")
     left.set_title(f"{plan.n:,.0f} rows, {plan.d} parameters: dots at eps {plan.eps:g}", fontsize=10, loc="left")
-    left.legend(frameon=False, fontsize=8.5, loc="upper right")
+    left.legend(frameon=False, fontsize=8.5, loc="best")
 
     clips, fewest = np.geomspace(0.5, 20, 25), 0.01
     by_clip = [plan.at(slope=clip * plan.slope) for clip in clips]
@@ -188,7 +188,7 @@ def plot_plan(plan: "RunPlan", ax: Any = None) -> np.ndarray:
     right.set(xscale="log", yscale="log", xlim=(clips[0], clips[-1]), ylim=(max(fewest, 1e-6), 1e4))
     right.set(xlabel="clip bound, relative to the planned one", ylabel="effective draws, all chains")
     right.set_title("Walks only: half the clip bound, four times the draws", fontsize=10, loc="left")
-    right.legend(frameon=False, fontsize=8.5, loc="upper right")
+    right.legend(frameon=False, fontsize=8.5, loc="best")
     return panels
 
 
