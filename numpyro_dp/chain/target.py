@@ -19,6 +19,8 @@ from numpyro_dp.privacy.draws import Draw
 from numpyro_dp.privacy.release import ChangeSum, GradientSum, Grid, KeptSum, PenalizedSum, Released, RowSum, Vault
 
 T = TypeVar("T")
+ROOM = 1 + 1.5e-3
+"""Over the largest norm that a row can have: the clip of a sum rounds down, and a row may lie on the bound."""
 
 
 class PrivateTarget:
@@ -139,7 +141,7 @@ class PrivateTarget:
 
     def release_statistics(self, draw: Draw, family: BoundFamily, counted: bool) -> Released:
         """The sum of the sufficient statistics over all rows, with noise; not tempered."""
-        return self.vault.ask(draw, _statistics_of(family, counted, 1 + 1.5e-3))
+        return self.vault.ask(draw, _statistics_of(family, counted, ROOM))
 
     def statistics(self, draw: Draw) -> Released:
         """The sum of the sufficient statistics over all rows, with noise; not tempered."""

@@ -32,7 +32,7 @@ from jax.extend.core import jaxpr_as_fun
 from numpyro_dp.chain.acceptance import accept_with_penalty
 from numpyro_dp.chain.algorithm import Step, Transition
 from numpyro_dp.chain.random_walk import RandomWalk
-from numpyro_dp.chain.target import PrivateTarget
+from numpyro_dp.chain.target import ROOM, PrivateTarget
 from numpyro_dp.kernels.options import MetropolisOptions, only
 from numpyro_dp.kernels.prepared import BEGUN, PreparedKernel, resolve_preparation, without_preparation
 from numpyro_dp.model.arguments import PublicArguments
@@ -53,7 +53,6 @@ _COUNT_SHARE = 0.2
 Such a row moves the sum by up to one bound, so the two noises must be about as large. With a twentieth, 10% of missing
 values among 800 were missed half the time, and the posterior was 6 of its standard deviations off.
 """
-_ROOM = 1 + 1.5e-3  # the clip of a sum rounds down, and a row may lie on the bound
 _STARTS = 8
 """Draws of the prior from which modes are searched."""
 
@@ -197,7 +196,7 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
         def sums(target: PrivateTarget, of_statistics: Draw, of_moved: Draw) -> tuple[Released, Released]:
             # Where n is public, half of it is taken off the count, for half the noise.
             half = 0.0 if counted else 0.5
-            moved = target.release_sum(of_moved, lambda row: family.is_moved(row) - half, _ROOM * (1 - half))
+            moved = target.release_sum(of_moved, lambda row: family.is_moved(row) - half, ROOM * (1 - half))
             return target.release_statistics(of_statistics, family, counted), moved
 
         log_prior, power = separated.log_prior(public.args, public.kwargs), self.settings.power_for(separated.num_rows)

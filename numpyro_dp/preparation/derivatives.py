@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dp.chain.target import PrivateTarget
+from numpyro_dp.chain.target import ROOM, PrivateTarget
 from numpyro_dp.model.arguments import UnsupportedModelError
 from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.privacy.draws import Draw
@@ -32,7 +32,6 @@ it is 1. So where the number of rows is public, the middle of the two is taken o
 their distance."""
 _LIGHT = 0.5
 """Weight of the other parts of the last look, beside the counts of clipped and of outlying rows."""
-_ROOM = 1 + 1.5e-3  # the clip of a sum rounds down, and a row may lie on the bound
 _REACH = 0.5
 """So far from the centre gradients are compared that a typical row's log density changes by this on the way. With n
 rows the sum is curved on a scale of sqrt(n) standard deviations, and the farther, the less noise."""
@@ -409,7 +408,7 @@ class Survey:
             found = jnp.abs(row_gradient(self.cut, frame, row)) > least
             return found.astype(self.dtype) - jnp.asarray(centre, self.dtype)
 
-        return target.release_sum(draw, met, norm * _ROOM, self.size)
+        return target.release_sum(draw, met, norm * ROOM, self.size)
 
     def _find_bounds(self, target, draws, frame, grid, smallest, threshold) -> jax.Array:
         scores = self._row_scores(frame, jnp.asarray(jnp.inf, self.dtype))
@@ -437,7 +436,7 @@ class Survey:
             return jnp.concatenate([score, information, fall * (fall_weight / steepest)])
 
         width = self.size**2 + self.size * CENTRE_DRAWS
-        return self._numbered(target).release_sum(draw, both, _ROOM, width, may_loop=self.centres)
+        return self._numbered(target).release_sum(draw, both, ROOM, width, may_loop=self.centres)
 
     def _sum_whole(self, target, draw, frame, bound, largest) -> Released:
         scores = self._row_scores(frame, bound)
@@ -445,7 +444,7 @@ class Survey:
         def share(row: tuple) -> jax.Array:
             return jnp.clip(jnp.nan_to_num(jnp.trace(scores(row).unclipped) / largest, posinf=0.0), 0, 1)
 
-        return self._numbered(target).release_sum(draw, share, _ROOM, may_loop=self.centres)
+        return self._numbered(target).release_sum(draw, share, ROOM, may_loop=self.centres)
 
     def _surprise_range(self) -> tuple[float, float]:
         """What is taken off a row's part in the counts of surprises, and how far that then is from 0 at most."""
@@ -462,7 +461,7 @@ class Survey:
             return (_parts(jnp.linalg.norm(row_gradient(self.cut, frame, row)), edges) - middle) / half
 
         width = self.size * (CENTRE_DRAWS + 1)
-        return self._numbered(target).release_sum(draw, parts, math.sqrt(k) * _ROOM, width, may_loop=self.centres)
+        return self._numbered(target).release_sum(draw, parts, math.sqrt(k) * ROOM, width, may_loop=self.centres)
 
     def _sum_gains(self, target, draw, start, ends, bounds) -> Released:
         density = self.cut.row_log_density
@@ -471,7 +470,7 @@ class Survey:
             rises = (jax.vmap(lambda end: density(end, row))(ends) - density(start, row)) / bounds
             return jnp.clip(jnp.nan_to_num(rises, nan=-1.0), -1, 1)
 
-        largest = math.sqrt(ends.shape[0]) * _ROOM
+        largest = math.sqrt(ends.shape[0]) * ROOM
         found = target.release_sum(draw, rise, largest, ends.size)
         return Released(self.power * found.value, self.power * found.scale)
 
@@ -506,7 +505,7 @@ class Survey:
             outlying = (jnp.nan_to_num(found.outlying) - middle) / half
             return jnp.concatenate([excesses[:1], outlying[None], *light])
 
-        norm = math.sqrt(2 + _LIGHT**2 * ((2 if centre else 5) + self.centres)) * _ROOM
+        norm = math.sqrt(2 + _LIGHT**2 * ((2 if centre else 5) + self.centres)) * ROOM
         found = target.release_sum(draw, seen, norm, width, may_loop=self.centres)
         # A row's distances have a norm of at most 1 here: `Survey.fit` puts them in their units.
         return found, largest / math.sqrt(points.shape[0])

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 import numpyro_dp.chain.target
 import numpyro_dp.privacy.clipping
-from numpyro_dp.chain.target import PrivateTarget
+from numpyro_dp.chain.target import ROOM, PrivateTarget
 from numpyro_dp.preparation.derivatives import (
     _LIGHT,
-    _ROOM,
     BOUND_GRID,
     CURVE_GRID,
     LAST_BOUND_GRID,
@@ -299,7 +298,7 @@ def test_a_row_has_the_norm_that_is_claimed(density, relation, smooth, by_row):
 
     def require(found, largest):
         values, claimed = found.value, float(found.scale)
-        assert claimed == pytest.approx(largest * _ROOM, rel=1e-6)
+        assert claimed == pytest.approx(largest * ROOM, rel=1e-6)
         assert norms(values).max() <= largest * (1 + 1e-5)
         return norms(values).max() / largest
 
