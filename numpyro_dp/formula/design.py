@@ -115,7 +115,8 @@ class Design:
                     f"{terms!r}: not known to keep rows apart. One row is coded otherwise than among others"
                 )
         is_constant = np.array([name == "Intercept" for name in self.names], bool)
-        self.center = np.where(is_constant, 0.0, values.mean(0)) * is_constant.any()
+        means = np.where(np.abs(values.mean(0)) < 1e-12 * np.abs(values).max(0), 0.0, values.mean(0))  # rounding
+        self.center = np.where(is_constant, 0.0, means) * is_constant.any()
         self.spread = np.where(is_constant, 1.0, np.sqrt(np.mean((values - self.center) ** 2, 0)))
         if not (values.std(0) + is_constant > 0).all():
             bad = self.names[int(np.argmin(values.std(0) + is_constant))]

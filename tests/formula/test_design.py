@@ -554,3 +554,8 @@ def test_large_numbers_are_centred_before_they_lose_digits():
     found = model.arguments({"seconds": 1.7e9 + np.array([0.0, 60.0, 120.0]), "y": [1234565] * 3})
     np.testing.assert_allclose(np.diff(found["X"][:, 0]), 60, rtol=1e-5)
     assert "dist.Normal(1234565.0, 6.25)" in str(model)
+
+
+def test_the_centre_of_a_range_around_0_is_0_and_not_what_rounding_leaves():
+    assert Design("x + I(x * 3)", describe({"x": (-1, 1)}, None)).center.tolist() == [0, 0, 0]
+    assert Design("x", describe({"x": (0, 1)}, None)).center[1] == pytest.approx(0.5, abs=0.01)
