@@ -321,8 +321,8 @@ def plot_budget(of: "PrivacyReport | PrivacyBudget", ax: "Axes | None" = None) -
 
 def _draw_charges(budget: PrivacyBudget, ax: Any) -> "Axes":
     charges, spent = budget.charges, budget.eps_spent
-    (axes,) = _axes(ax, 1, 6.4, max(2.4, 1.6 + 0.3 * len(charges)))
     names = [charge.what for charge in charges] + ["all together"]
+    (axes,) = _axes(ax, 1, 5.4 + 0.075 * max(map(len, names)), max(2.4, 1.6 + 0.3 * len(charges)))
     values = [charge.eps for charge in charges] + [spent]
     colours = [_COLOURS[1]] * len(charges) + [_COLOURS[2]]
     axes.barh(range(len(names)), values, color=colours, height=0.6)
@@ -330,7 +330,7 @@ def _draw_charges(budget: PrivacyBudget, ax: Any) -> "Axes":
     axes.set_ylim(len(names) - 0.4, -0.6)
     _mark_budget(axes.axvline, budget.eps)
     axes.set_xlim(0, 1.1 * max(budget.eps, *values))
-    axes.set_xlabel("eps, each at its own delta; together at the budget's")
+    axes.set_xlabel("eps, each run at its own delta")
     axes.set_title(f"{budget.path.name}: eps {spent:.3g} of {budget.eps:g} is spent", fontsize=10, loc="left")
     axes.legend(frameon=False, fontsize=8.5, loc="best")
     return axes
