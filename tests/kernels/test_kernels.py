@@ -15,6 +15,7 @@ import numpyro.distributions as dist
 import numpyro.infer
 import pytest
 from helpers.drawn import recorded_noise
+from helpers.tiers import some_every_day
 from numpyro.infer import init_to_uniform, init_to_value
 
 import numpyro_dp.kernels.base
@@ -603,7 +604,7 @@ def test_a_chain_that_stands_still_is_flagged(capsys):
     assert "A chain stood still in b[0], b[1], b[2], scale: n_eff and r_hat of these mean nothing." in shown
 
 
-@pytest.mark.parametrize("kernel", [DPHMC, DPExponentialFamily, DPPenalty])
+@pytest.mark.parametrize("kernel", some_every_day([DPHMC, DPExponentialFamily, DPPenalty], [DPPenalty]))
 def test_a_public_array_of_numpy_has_values_in_chains_that_run_in_parallel(kernel):
     """Such chains are initialised in a trace, in which an array that is converted is traced."""
 
