@@ -347,7 +347,7 @@ class DPKernel(MCMCKernel, Algorithm):
             raise ValueError("other rows belong together here than when this run began (`unit=`): pass the same column")
         self._ledger.require_size(separated.num_rows)
 
-    # What a subclass may do beside. It never gets the table: of private arguments it sees placeholders.
+    # What a subclass may do beside. In these methods it sees placeholders in the place of private arguments.
 
     def _see(self, separated: SeparableModel, public: PublicArguments, is_new: bool) -> None:
         """Read something off the model.

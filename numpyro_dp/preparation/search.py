@@ -55,9 +55,9 @@ _QUIET = 1.0
 _SCORE_OF_INFORMATION = 2.0
 """Over the root of the information's bound: where that is exceeded, scores are shortened, and few are longer."""
 _TAKEN, _MOST_ROOM = 0.75, 16.0
-"""Where the rows seem to inform every direction of a frame less than this times what it says, a round after one that
-was near, too, the clip takes it: bounds double, up to so many times. Of a rare outcome, a few rows say nearly all; a
-frame that became wider instead would clip them the more."""
+"""If two rounds in a row were near, and the largest precision is below this where the frame says 1, the clip is to
+blame: bounds double, up to so many times. Of a rare outcome, a few rows say nearly all; a frame that became wider
+instead would clip them the more."""
 _MOST_LOST, _RARE_ROOM = 3.0, 4.0
 """Where the rows would say more than so many times what the clip leaves, bounds have up to that much room."""
 _AFFORDABLE, _LEAST_ROOM = 0.12, 2.0

@@ -41,7 +41,7 @@ from numpyro_dp.privacy.mechanisms import (
 )
 
 OVERFLOW = 1e-40
-"""Probability that a Poisson batch does not fit its buffer. Accounted for: it is added to delta."""
+"""Probability that a Poisson batch does not fit its buffer. Accounted for: see `PoissonGaussian`."""
 SMALLEST_RATE = 1e-15
 """Below, the gaps between rows are not resolved, and no table has a row in a batch."""
 

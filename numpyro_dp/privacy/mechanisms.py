@@ -104,7 +104,7 @@ class Gaussian(Mechanism):
 class PoissonGaussian(Mechanism):
     """A sum over a Poisson batch (each row with probability `rate`, independently), with Gaussian noise.
 
-    The worst case has one row that is always at the bound. Under add/remove it shifts the noise by
+    The worst case has one row that is always at the bound. Under add/remove and zero-out it shifts the noise by
     ``1 / noise_multiplier`` with probability `rate`. Under replace-one it shifts it by half of that, upwards in one
     table and downwards in the other. These pairs, and no others, are what `rate` may be used with: a batch of fixed
     size is *not* a Poisson batch (`FixedBatchGaussian`).

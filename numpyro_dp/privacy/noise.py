@@ -36,7 +36,7 @@ MAX_NOISE_MULTIPLIER = 2.0**25
 
 
 class GridNoise(NamedTuple):
-    """Gaussian noise in whole steps of the grid, ``hi * 2**24 + lo``; made by `NoiseSource` only."""
+    """Noise in whole steps of the grid, ``hi * 2**24 + lo``: what `NoiseSource.draw` gave, as a `Draw` carries it."""
 
     hi: jax.Array
     lo: jax.Array
@@ -45,8 +45,8 @@ class GridNoise(NamedTuple):
 class NoisySteps(NamedTuple):
     """A sum with its noise, in whole steps of the grid: the integer ``hi * 2**24 + lo`` with ``0 <= lo < 2**24``.
 
-    Made by `release` and `add_up` only. An integer has one such form, so that the limbs tell nothing but the integer:
-    how the sum and the noise were split, and whether a limb of theirs carried, is gone.
+    Made by `release` and `add_up`, and of what other owners' were. An integer has one such form, so that the limbs tell
+    nothing but the integer: how the sum and the noise were split, and whether a limb of theirs carried, is gone.
     """
 
     hi: jax.Array
@@ -54,7 +54,7 @@ class NoisySteps(NamedTuple):
 
 
 class NoiseSource:
-    """Draws Gaussian noise for clipped sums, on the host.
+    """Draws noise for clipped sums, Gaussian or logistic, on the host.
 
     :param seed: None for the operating system's entropy (the default). Otherwise a secret from which the noise is
         derived (SHAKE-256 of the seed and of a nonce that never repeats within a run), so that a run can be repeated.

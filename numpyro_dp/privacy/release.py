@@ -4,7 +4,7 @@ A `Vault` holds the rows. Whoever asks it passes a `Draw`, the leave of the ledg
 be added up: a function of one row, or a sum with a structure that is known (`numpyro_dp.privacy.structured`). The vault
 checks the jaxpr that it maps over the rows, clips, adds up integers, adds the noise, and hands out a number.
 
-What lies outside of this folder may be wrong in any way without eps being wrong, as long as it asks by these names:
+What asks may be wrong in any way without eps being wrong (who hands the table to the vault may not: SECURITY.md):
 
 - a function by which rows could act on one another is refused (`numpyro_dp.privacy.isolation`);
 - a draw is opaque, and good for one release (`numpyro_dp.privacy.draws`);
