@@ -207,8 +207,8 @@ def test_sums_over_owners_are_exact():
 
 
 def test_no_other_module_draws_noise_or_adds_it():
-    """P1: one door, by the words of the source. Two files use the system's entropy and exact laws, and noisy sums are made
-    where the vault answers. In the core nobody draws by JAX or NumPy but batches, and for public numbers."""
+    """P1: one door, by the words of the source. Two files use the system's entropy and exact laws, and noisy sums are
+    made where the vault answers. In the core nobody draws by JAX or NumPy but batches, and for public numbers."""
     from pathlib import Path
 
     package = Path(numpyro_dp.__file__).parent
