@@ -239,6 +239,13 @@ def reasons(check: Check) -> list[str]:
                 "and intervals above all. A law with other tails (Student's t, a negative binomial), or the outcome's "
                 "logarithm, would help"
             )
+        elif check.clipped is not None and check.room > 1:
+            found.append(
+                "the rows are not as the model says: noisy counts found some that are longer than it expects. Clip "
+                f"bounds became {check.room:.1f} times as large for them; what lies beyond counts for less than in the "
+                "exact posterior, and nobody knows how much of that there is: scales and intervals may be too small. A "
+                "law with other tails (Student's t, a negative binomial), or the outcome's logarithm, would help"
+            )
     if check.lost is not None and check.lost > max(CLEAR_LOST * check.clipped_noise, MOST_LOST):
         found.append(
             f"{check.lost:.1%} of the rows were clipped or have missing values (noise of that count "

@@ -79,6 +79,9 @@ def bent(by, k=8):
             ("5.0% more of them", "are far further out than what it draws (noise", "missing covariate"),
         ),
         ({"clipped": 0.07, "outlying": 0.05}, ("7.0% more of them",)),
+        ({"taken": 2.1, "room": 3.0}, ("moves the posterior by about 2.1 of its", "logarithm")),
+        ({"room": 3.06}, ("noisy counts found some that are longer", "3.1 times as large", "Student's t")),
+        ({"room": 3.0, "clipped": 0.05}, ("5.0% more of them", "are clipped")),
         ({"lost": 0.07}, ("7.0% of the rows were clipped or have missing values (noise", "a law that says how")),
         ({"variance": 0.3, "varied": 1.9}, ("vary only 0.3 times", "narrower prior")),
         ({"curve": bent(-2.0)}, ("is 2.0 from the quadratic", "noise of that 0.1", "`DPPenalty`")),
@@ -93,6 +96,9 @@ def bent(by, k=8):
         "fewer clipped",
         "outlying",
         "both",
+        "taken",
+        "counted",
+        "counted and clipped",
         "lost",
         "hardly varied",
         "curved",
@@ -122,6 +128,8 @@ def test_a_reason_is_given_with_its_number_and_a_way_out(changes, parts):
         {"clipped": -0.05, "clipped_noise": 0.013},
         {"outlying": 0.05, "outlying_noise": 0.019},
         {"outlying": -0.3, "outlying_noise": 1e-6},  # rows that fit too well are clipped less often
+        {"clipped": None, "outlying": None, "room": 3.0},
+        {"taken": 1.9},
         {"clipped": None, "outlying": None, "lost": 0.99 * MOST_LOST},  # no model says what to expect
         {"lost": 0.05, "clipped_noise": 0.017},
         {"curve": bent(0.99), "curve_noise": 1e-6},
