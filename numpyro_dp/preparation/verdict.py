@@ -187,8 +187,6 @@ gross outliers are some 4 standard deviations."""
 MOST_SURPRISING = 0.005
 MOST_LOST, CLEAR_LOST = 0.012, 3.0
 """Chosen on quantile regressions of rows that are no draws of the model's, tables 0 to 2 of `benchmarks/working.py`."""
-SOONER = 0.6
-"""Where it is known that rows are longer than the model expects, fewer standard deviations are enough."""
 MOST_TAKEN = 2.0
 """Chosen on the half "seen" of `benchmarks/real.py`."""
 MOST_CURVED = 1.0
@@ -217,12 +215,7 @@ def reasons(check: Check) -> list[str]:
         ("far further out than what it draws", check.outlying, check.outlying_noise, CLEAR_OUTLYING),
     ]
     for what, share, noise, clear in surprises:
-        clear *= 1.0 if check.room == 1 else SOONER
-        if (
-            share is not None
-            and abs(share) > max(clear * noise, MOST_SURPRISING / check.room)
-            and (share > 0 or what == "clipped")
-        ):
+        if share is not None and abs(share) > max(clear * noise, MOST_SURPRISING) and (share > 0 or what == "clipped"):
             found.append(
                 f"the rows are not as the model says: {abs(share):.1%} {'more' if share > 0 else 'fewer'} of them than "
                 f"it expects are {what} (noise of that count {noise:.1%}). What the clip takes from them moves the "
