@@ -489,7 +489,8 @@ def run(options: argparse.Namespace) -> None:
         for eps in options.eps:
             for key in range(options.first_key, options.first_key + options.keys):
                 found = one_run(name, model, kwargs, exact, eps, key)
-                if r_hat > WELL_MIXED:  # NUTS's own answer is none
+                stands_still = any(np.any(np.ptp(draws, 0) == 0) for draws in exact.values())
+                if r_hat > WELL_MIXED or stands_still:  # NUTS's own answer is none
                     print(f"{name}: no exact answer (R-hat {r_hat:.2f})", flush=True)
                     continue
                 found |= {"kind": "real", "n": n, "exact_r_hat": r_hat, "limit": None}

@@ -29,6 +29,7 @@ from numpyro_dp.preparation.last_release import (
     mode,
     recentred,
     reference,
+    way_from,
 )
 from numpyro_dp.preparation.search import Found, Round
 from numpyro_dp.preparation.surrogate import Surrogate
@@ -660,3 +661,20 @@ def test_where_noise_hides_what_a_wide_release_would_tell_none_is_made():
     assert len(stages) == 2
     assert stages[-1].misfit == pytest.approx(misfit_of(stages[-1].bounds.score / math.sqrt(M / 500), 500, M), rel=0.05)
     assert all(stage.misfit == 0 for stage in released_from(0.0)[1])
+
+
+def test_a_misfit_counts_as_noise_in_each_release():
+    """Of this one and of others: each is weighted by what its noise and its misfit leave."""
+    frame = Frame(np.zeros(M), np.eye(M))
+    ones = Derivatives(np.ones(M), 0.3, np.eye(M), 1e-6)
+    here = LastRelease(frame, Bounds(1.0, 1.0), ones, misfit=0.4)
+    alone = combine(here, [])
+    np.testing.assert_allclose(alone.score_covariance, 0.25 * np.eye(M))
+    other = LastRelease(frame, Bounds(1.0, 1.0), ones._replace(score=np.zeros(M), score_scale=0.6), misfit=0.8)
+    both = combine(here, [other])
+    np.testing.assert_allclose(both.score_covariance, np.eye(M) / (1 / 0.25 + 1 / 1.0))
+    np.testing.assert_allclose(both.score, 0.8)
+    # So it does in how far the noise moves a mode: the way from a surrogate without noise.
+    guide = alone._replace(score_covariance=np.zeros((M, M)), curvature_scale=0.0)
+    _, _, noise = way_from(guide, here, FLAT)
+    np.testing.assert_allclose(noise, 0.25 * np.eye(M), rtol=1e-6)
