@@ -24,6 +24,8 @@ _BELIEVED, _BELIEVED_ALONE, _LIKELY = 2.5, 3.5, 1.0
 ones are likely to be there, too; and the shortest ones."""
 _LOUDEST = 2.5
 """Noise in each coordinate, in posterior standard deviations, beyond which no bound is raised."""
+_LEAST_EXPECTED = 1.0
+"""Rows beyond an edge: of a single one nobody can tell whether it is by chance."""
 _ONE_WAY = 0.7
 """Of what the clip takes of such rows, about so much does not cancel."""
 
@@ -44,18 +46,19 @@ def count_surprises(
 ) -> Surprises:
     """The bound with the least error: of the squares of what it takes, as far as counts tell, and of the noise.
 
-    Where no longer rows are counted than noise may have made, there are taken to be none, unless it is known that there
-    are some: then what noise may hide counts, too. Beyond the last edge there are as many as just below it.
+    Where no longer rows are counted than noise and chance may have made, there are taken to be none, unless it is known
+    that there are some: then what these may hide counts, too. Beyond the last edge there are as many as just below it.
 
     :param rho: for the counts.
     :param are_known: whether earlier counts have told of such rows.
     """
     edges = typical_norm(survey.size, survey.power * n) * EDGES
     draw = fund.ask(surprises=Wish(rho, 1, (len(edges) - 1,)))["surprises"]
-    counts, scale = survey.surprises(draw, frame, edges)
+    counts, noise_scale = survey.surprises(draw, frame, edges)
+    scale = np.hypot(noise_scale, np.sqrt(expected_by_chance(n)))
     clear = counts > _BELIEVED * scale
-    clear[0] = counts[0] > _BELIEVED_ALONE * scale
-    clear[1:] &= counts[:-1] > _LIKELY * scale
+    clear[0] = counts[0] > _BELIEVED_ALONE * scale[0]
+    clear[1:] &= counts[:-1] > _LIKELY * scale[:-1]
     believed = np.maximum.accumulate(clear[::-1])[::-1]
     widths = _ONE_WAY * survey.power * np.append(np.diff(edges), edges[-1])
     taken = _from_here(widths * np.append(believed * counts, believed[-1] * counts[-1]))
@@ -64,6 +67,15 @@ def count_surprises(
     is_quiet = noise < max(_LOUDEST * math.sqrt(survey.size), 1.01 * noise[0])
     best = int(np.argmin(np.where(is_quiet, taken**2 + hidden + noise**2, np.inf)))
     return Surprises(float(EDGES[best]) if best or are_known else 0.0, abs(float(taken[best])))
+
+
+def expected_by_chance(n: float) -> np.ndarray:
+    """Rows beyond each edge but the last, of a model that holds: the variance of how many there are.
+
+    The model is private, so this is of rows whose score is that of an exponential outcome, which has longer tails than
+    most: ``exp(-(1 + edge))`` of them.
+    """
+    return np.maximum(n * np.exp(-(1 + EDGES[:-1])), _LEAST_EXPECTED)
 
 
 def _from_here(values: np.ndarray) -> np.ndarray:

@@ -12,12 +12,12 @@ import numpyro_dp.preparation.last_release
 import numpyro_dp.preparation.search
 from numpyro_dp import DPHMC, MCMC, PosteriorWarning
 from numpyro_dp.preparation.derivatives import Frame, Survey
-from numpyro_dp.preparation.surprises import EDGES, Surprises, count_surprises
+from numpyro_dp.preparation.surprises import EDGES, Surprises, count_surprises, expected_by_chance
 from tests.helpers.surveys import Parabola, fund_of
 
 
 class Counted(Parabola):
-    """A survey with given counts."""
+    """A survey with given counts, in standard deviations of noise and of chance."""
 
     def __init__(self, counts, n, m):
         super().__init__(np.zeros(m), np.eye(m), n)
@@ -25,12 +25,12 @@ class Counted(Parabola):
 
     def surprises(self, draw, frame, edges):
         _, scale = super().surprises(draw, frame, edges)
-        return self.counts * scale, scale
+        return self.counts * np.hypot(scale, np.sqrt(expected_by_chance(self.n))), scale
 
 
 def asked(counts, are_known=False, n=20_000, rho=0.1, m=4):
     """
-    :param counts: in standard deviations of their noise.
+    :param counts: in standard deviations of their noise, and of what chance makes.
     """
     frame = Frame(np.zeros(m), np.eye(m))
     return count_surprises(Counted(counts, n, m), fund_of(rho), frame, 0.04 * rho, n, are_known)
@@ -39,6 +39,14 @@ def asked(counts, are_known=False, n=20_000, rho=0.1, m=4):
 def test_no_larger_bound_is_asked_for_by_what_noise_may_have_made():
     for counts in ([2.4, 2.4, 2.4, 2.4], [-9, -9, -9, -9], [3.4, 0, 0, 0], [0, 0, 20, 0]):
         assert asked(counts) == (0.0, 0.0)
+
+
+def test_without_noise_what_chance_makes_is_not_believed():
+    """Of a model that holds, the numbers of rows beyond an edge vary from table to table."""
+    chance = np.sqrt(expected_by_chance(20_000))
+    for counts in (2.4 * chance, [3.4 * chance[0], 0, 0, 0], [0, 0, 0, 2.0]):
+        assert asked(np.asarray(counts) / chance, rho=1e12) == (0.0, 0.0)
+    assert asked([30, 30, 0, 0], rho=1e12).bound > EDGES[0]
 
 
 def test_bounds_are_as_large_as_the_rows_that_are_counted_are_long():
