@@ -582,8 +582,23 @@ def kinds_of(size: int, apart: np.ndarray | None) -> np.ndarray:
 
 
 def row_gradient(cut: Cut, frame: Frame, row: tuple) -> jax.Array:
-    """Gradient (m,) of a row's log density with respect to u, at 0."""
-    return jax.grad(lambda u: cut.row_log_density(frame.at(u), row))(jnp.zeros_like(jnp.asarray(frame.center)))
+    """Gradient (m,) of a row's log density with respect to u, at 0; see `_gradient_at`."""
+    return _gradient_at(cut, frame, row)(jnp.zeros_like(jnp.asarray(frame.center)))
+
+
+def _gradient_at(cut: Cut, frame: Frame, row: tuple) -> Callable[[jax.Array], jax.Array]:
+    """The gradient (m,) of a row's log density with respect to u.
+
+    It is no number where the density is none, or 0: there a distribution that checks its support has a gradient of 0,
+    as if the row said nothing, and nobody would count the row.
+    """
+    with_value = jax.value_and_grad(lambda u: cut.row_log_density(frame.at(u), row))
+
+    def gradient_at(u: jax.Array) -> jax.Array:
+        value, gradient = with_value(u)
+        return jnp.where(jnp.isfinite(value), gradient, jnp.nan)
+
+    return gradient_at
 
 
 def tangent_distances(cut: Cut, frame: Frame, points: jax.Array, row: tuple) -> jax.Array:
@@ -619,7 +634,7 @@ class _Scores(NamedTuple):
 def plain_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, is_smooth: bool) -> _Scores:
     """The gradient, and minus the Hessian; or the gradient's square, which on average is the same at the posterior."""
     zero = jnp.zeros_like(jnp.asarray(frame.center))
-    gradient_at = jax.grad(lambda u: cut.row_log_density(frame.at(u), row))
+    gradient_at = _gradient_at(cut, frame, row)
     if is_smooth:
         gradient, push = jax.linearize(gradient_at, zero)
         information = unclipped = -jax.vmap(push)(jnp.eye(cut.size, dtype=zero.dtype))
@@ -641,7 +656,7 @@ def row_fall(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, reach: jax.Ar
 
     :param reach: how far from 0 gradients are compared.
     """
-    gradient_at = jax.grad(lambda u: cut.row_log_density(frame.at(u), row))
+    gradient_at = _gradient_at(cut, frame, row)
 
     def shortened(u: jax.Array) -> jax.Array:
         return clip_norm(gradient_at(u), bound)

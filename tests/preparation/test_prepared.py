@@ -530,6 +530,41 @@ def test_a_preparation_on_hostile_rows_ends_with_finite_numbers(make, kind):
     assert json.loads(mcmc.privacy.to_json())["posterior"]["trusted"] == mcmc.privacy.posterior.trusted
 
 
+def rates(law):
+    """A regression with a log rate, or a logit."""
+
+    def model(x, y=None):
+        a = numpyro.sample("a", dist.Normal(0, 5))
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", law(a + b * x), obs=y)
+
+    return model
+
+
+OUTSIDE = {
+    "yes or no": (lambda eta: dist.Bernoulli(logits=eta), 2),
+    "counts": (lambda eta: dist.Poisson(jnp.exp(eta)), -1),
+    "positive": (lambda eta: dist.Gamma(2.0, jnp.exp(-eta)), -1.0),
+    "shares": (lambda eta: dist.Beta(2.0, jnp.exp(-eta)), 1.5),
+    "grades": (lambda eta: dist.Categorical(logits=jnp.stack([eta, jnp.zeros_like(eta), -eta], -1)), 3),
+}
+"""Laws of the outcome, and what each cannot have."""
+
+
+@pytest.mark.parametrize("kind", some_every_day(OUTSIDE, ["yes or no"]))
+def test_outcomes_that_a_law_cannot_have_are_counted_and_named(kind):
+    """A distribution that checks its support has no gradient there: as if such a row said nothing."""
+    law, outside = OUTSIDE[kind]
+    x = np.random.default_rng(0).uniform(-1, 1, 4000)
+    y = np.array(law(0.3 + 0.5 * x).sample(jax.random.key(0)))
+    y[::5] = outside
+    mcmc = MCMC(DPHMC(rates(law), eps=3.0, noise_seed=0), num_warmup=10, num_samples=20, progress_bar=False)
+    with pytest.warns(PosteriorWarning, match=r"rows are not as the model says: (18|19|20|21)\.\d% more .* law's support"):
+        mcmc.run(jax.random.key(0), x, y=y)
+    assert not mcmc.privacy.posterior.trusted
+
+
 @pytest.mark.parametrize("make", [surrogate, walk])
 def test_a_table_of_which_no_row_is_a_number_tells_nothing(make):
     deviations = []
