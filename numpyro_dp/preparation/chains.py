@@ -135,7 +135,7 @@ class Chain(Algorithm):
         return jnp.zeros((), z.dtype)
 
 
-THINNING = 4
+THINNING = 8
 """NUTS's own iterations to one of the chain: they ask no row."""
 LEAST_WARMUP = 300
 """Iterations in which NUTS adapts, whatever the chain's warmup is."""
