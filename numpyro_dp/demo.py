@@ -118,7 +118,7 @@ def persons(table: Any) -> np.ndarray:
 # -- The model and the runs --------------------------------------------------------------------------------------------
 
 
-def model(person, covariates, visit=None, num_persons=1):
+def model(person, covariates, visit=None, *, num_persons):
     """Logistic regression of "any visit to a doctor this year", with an intercept of each person's own."""
     intercept = numpyro.sample("intercept", dist.Normal(0, 1))
     effects = jnp.stack([numpyro.sample(name, dist.Normal(0, 1)) for name in COVARIATES])

@@ -74,6 +74,7 @@ class MCMC(numpyro_mcmc.MCMC):
         """Run the chains; see NumPyro.
 
         :raises TypeError: if `rng_key` is no key.
+        :raises ValueError: if there are other than one key, or one for each chain.
         :raises PrivacyBudgetError: before anything is released, if the budget does not cover the run.
         :raises ValueError: before anything is paid, if `extra_fields` or `init_params` name what is not there.
         :raises UnsupportedModelError: if the model has no log density per row.
@@ -82,6 +83,11 @@ class MCMC(numpyro_mcmc.MCMC):
             raise TypeError(
                 "the first argument of `run` is rng_key, a key of JAX's: mcmc.run(jax.random.key(0), ...); got "
                 f"{type(rng_key).__name__}"
+            )
+        num_keys = int(np.prod(np.shape(rng_key)[: None if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key) else -1]))
+        if num_keys not in (1, self.num_chains):
+            raise ValueError(
+                f"rng_key has {num_keys} keys for {self.num_chains} chain(s): give one, or one for each chain"
             )
         resumed = self._warmup_state
         steps = self._collection_params["upper"] if resumed is None else self.num_samples

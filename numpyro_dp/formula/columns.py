@@ -1,24 +1,27 @@
 """Columns of a data frame, as a formula can use them, by what is public about them.
 
 Each value is coded by itself: neither other values nor the column's type, which one value may decide, change what it
-becomes. One that makes no sense (missing, not among the levels, of a type that none should have) is no error, whose
-text would tell of it: its row says nothing, and a value that does no harm stands in its place. So what comes after
-never meets anything but numbers within public ranges and public levels.
+becomes. One that is missing, or not what was said to be public (beyond the range, not among the levels, of a type
+that none should have), is no error, whose text would tell of it: its row says nothing, and a value that does no harm
+stands in its place. So what comes after never meets anything but numbers within public ranges and public levels.
 """
 
 import contextlib
 import datetime
 import decimal
+import difflib
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 LARGEST_COUNT = 10**9
+_ROUNDING = 1e-6  # of a range: values of single precision reach so far beyond its ends
+_NO_LEVELS = ("", "nan")
 _LARGEST_WHOLE = 2**53
 """Floats beyond it stand for several whole numbers; and a column of whole numbers becomes one of floats where a value
 is missing."""
@@ -26,7 +29,7 @@ is missing."""
 
 @dataclass(frozen=True)
 class Range:
-    """A column of numbers, or of dates, of which days since `low` are made. Values outside are moved to its ends."""
+    """A column of numbers, or of dates, of which days since `low` are made; the last day is one of them."""
 
     low: Any
     high: Any
@@ -62,10 +65,13 @@ def describe(ranges: Mapping[str, Sequence] | None, levels: Mapping[str, Sequenc
     """
     found: dict[str, Public] = {}
     for name, pair in (ranges or {}).items():
-        if isinstance(pair, str) or len(pair) != 2:
+        if isinstance(pair, str) or not hasattr(pair, "__len__") or len(pair) != 2:
             raise ValueError(f"ranges[{name!r}] must be a pair (lowest, highest), got {pair!r}")
         column = Range(*pair)
-        low, high = column.ends
+        try:
+            low, high = column.ends
+        except (TypeError, ValueError):
+            raise ValueError(f"ranges[{name!r}] must be two numbers, or two dates, got {pair!r}") from None
         with quietly():
             are_finite = np.isfinite(np.array([low, high, high - low], np.float32)).all()
         if not (are_finite and low < high):
@@ -98,8 +104,10 @@ def require_public(names: Sequence[str], public: Mapping[str, Public]) -> None:
     """:raises ValueError: if it is not said of each of the columns what is public about it."""
     unknown = [name for name in names if name not in public]
     if unknown:
+        alike = difflib.get_close_matches(unknown[0], list(public), 1)
         raise ValueError(
-            f"nothing is public about {', '.join(map(repr, unknown))}. Say what values there may be, from the codebook "
+            f"nothing is public about {', '.join(map(repr, unknown))}"
+            f"{f' (did you mean {alike[0]!r}?)' if alike else ''}. Say what values there may be, from the codebook "
             f"and not from the table: ranges={{{unknown[0]!r}: (lowest, highest)}} for a number or a date, "
             f"levels={{{unknown[0]!r}: [...]}} for a category, which a column of true and false is, too: [False, True]"
         )
@@ -208,15 +216,50 @@ def _each(get: Callable[[int], Any], length: int) -> np.ndarray:
     return found
 
 
-def code(values: np.ndarray, column: Public) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers within the range or positions of levels, and which rows have none: there the values stand for nothing."""
+class Coded(NamedTuple):
+    """A column as a formula can use it, value by value.
+
+    :ivar values: numbers within the range, or positions of levels.
+    :ivar missing: where there is none; the value stands for nothing.
+    :ivar outside: where there is one, but not what was said to be public; the value stands for nothing.
+    """
+
+    values: np.ndarray
+    missing: np.ndarray
+    outside: np.ndarray
+
+
+def code(values: np.ndarray, column: Public) -> Coded:
+    """Each value by itself."""
+    missing = are_missing(values)
     if isinstance(column, Levels):
         positions = _positions(values, column)
-        return np.maximum(positions, 0), positions < 0
+        return Coded(np.maximum(positions, 0), missing, ~missing & (positions < 0))
     found = _days(values) - _day(column.low) if column.of_dates else numbers(values)
     low, high = column.ends
-    missing = ~np.isfinite(found)
-    return np.where(missing, (low + high) / 2, np.clip(found, low, high)), missing
+    beyond = 1.0 if column.of_dates else _ROUNDING * (high - low)  # times of the last day belong to it
+    with quietly():
+        is_within = (found >= low - _ROUNDING * (high - low)) & (found < high + beyond)
+    harmless = np.where(is_within, np.clip(found, low, high), (low + high) / 2)
+    return Coded(harmless, missing, ~missing & ~is_within)
+
+
+def are_missing(values: np.ndarray) -> np.ndarray:
+    """Where there is no value: None, NaN and what stands for it, an empty text."""
+    if values.dtype.kind in "fcmM":
+        return values != values
+    if values.dtype.kind in "biu":
+        return np.zeros(len(values), bool)
+    with quietly():
+        return _one_by_one(_is_missing, values) > 0
+
+
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.strip().lower() in _NO_LEVELS
+    if value is None or type(value).__name__ == "NAType":  # of pandas, which is neither equal to anything nor not
+        return True
+    return bool(value != value)
 
 
 @contextmanager
@@ -328,4 +371,4 @@ def _key(value: Any) -> str | None:
         if not np.isnan(day := _day(value)):
             return f"day {day!r}"
     text = value.strip() if isinstance(value, str) else ""
-    return text if text.lower() not in ("", "nan") else None
+    return text if text.lower() not in _NO_LEVELS else None

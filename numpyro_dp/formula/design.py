@@ -73,7 +73,7 @@ def split(formula: str) -> tuple[str, str, list[Effects]]:
     if "|" in rest:
         raise ValueError(
             f"cannot read {rest!r}: effects of groups are written + (1 | group) or + (0 + x | group), without further "
-            "brackets, and one group at a time"
+            "brackets, and one group at a time. With one |, too, effects are independent of one another"
         )
     for effect in effects:
         if not effect.group.isidentifier():
@@ -229,6 +229,8 @@ class _Factor:
         self._kinds[name] = Levels
 
     def _refusal(self, what: str, why: str = "") -> ValueError:
+        if _called(ast.parse(what, mode="eval").body) == "offset":
+            return ValueError(f"{what!r}: give glm (or FormulaModel) the argument offset='...'")
         allowed = f"A formula may use arithmetic and {', '.join(sorted(_FUNCTIONS - _CONTRASTS - {'np', 'contr'}))}"
         return ValueError(
             f"{what!r} in {self.text!r}: not known to keep rows apart{f' ({why})' if why else ''}. {allowed}; compute "

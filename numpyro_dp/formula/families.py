@@ -110,3 +110,6 @@ CAN_BE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     GRADES: lambda values: values >= 0,
 }
 """Which values an outcome can have, row by row."""
+
+CANNOT_BE = {NUMBERS: math.nan, POSITIVE: math.nan, SHARES: math.nan, COUNTS: -1, YES_NO: -1}
+"""A value that each law refuses; of grades, whatever is beyond the last."""

@@ -14,6 +14,7 @@ from numpyro_dp.formula.columns import (
     Levels,
     Public,
     Range,
+    are_missing,
     code,
     describe,
     names_of,
@@ -24,7 +25,7 @@ from numpyro_dp.formula.columns import (
     require_public,
 )
 from numpyro_dp.formula.design import Design, Effects, Outcome, split
-from numpyro_dp.formula.families import CAN_BE, FAMILIES, Family, predictor_scale
+from numpyro_dp.formula.families import CAN_BE, CANNOT_BE, FAMILIES, Family, predictor_scale
 
 _OTHER_NAMES = {
     "binomial": "bernoulli",
@@ -49,9 +50,9 @@ class FormulaModel:
     :param formula: outcome, terms as formulaic reads them, and effects of groups, ``(1 | clinic)`` or
         ``(age | clinic)``.
     :param family: one of `numpyro_dp.formula.families.FAMILIES`.
-    :param ranges: for each column of numbers or dates, (lowest, highest); values outside are moved to these. That of
-        the outcome, which families with a scale of their own need (``gaussian``, ``gamma``), says how wide priors are;
-        it moves no values.
+    :param ranges: for each column of numbers or dates, (lowest, highest); a row with a value outside says nothing. That
+        of the outcome, which families with a scale of their own need (``gaussian``, ``gamma``), says how wide priors
+        are; outcomes may lie outside.
     :param levels: for each column of categories, groups included, its values; a row with another one says nothing.
     :param offset: arithmetic with columns that is added to the linear predictor, such as ``log(years)``.
     :param unit: a column that tells whose each row is, which is public here. Effects of it, ``(1 | person)``, are each
@@ -71,9 +72,14 @@ class FormulaModel:
         offset: str | None = None,
         unit: str | None = None,
     ):
+        if not isinstance(formula, str):
+            raise TypeError(f"formula must be a text, 'outcome ~ terms', got a {type(formula).__name__}")
         family = _OTHER_NAMES.get(family, family)
         if family not in FAMILIES:
-            raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}")
+            raise ValueError(
+                f"family must be one of {', '.join(FAMILIES)}, got {family!r}. For another law, or censored outcomes, "
+                "change the text of a model that is near: print(FormulaModel(...))"
+            )
         self.formula, self.family, self.unit = formula, family, unit
         self._public = describe(ranges, levels)
         _require_printable(self._public, formula, offset or "")
@@ -283,18 +289,21 @@ class FormulaModel:
     def arguments(self, data: Any) -> dict[str, Any]:
         """The model's arguments for a table, or for public people: without the outcome, if `data` have none.
 
-        A row in which a value is missing, or is not among the levels, is masked: it says nothing.
+        A row in which a value is missing is masked. One with a value that was not said to be public (outside of its
+        range, not among the levels), or that the law cannot have, gets an outcome that no law has: it says nothing
+        either, but noisy counts see it, and the posterior is not vouched for where there are many. Without an
+        outcome ``observed`` tells of both.
 
         :param data: a pandas, Polars or Arrow table, or a mapping from names to arrays.
         """
         has_outcome = self._outcome.column in names_of(data)
         table = read(data, self.columns if has_outcome else self.columns[:-1])
         num_rows = len(next(iter(table.values()))) if table else num_rows_of(data)
-        missing = np.zeros(num_rows, bool)
-        coded = {}
-        for name in {name for design in (self._design, *self._designs) for name in design.columns}:
-            coded[name], without = code(table[name], self._public[name])
-            missing |= without
+        silent = _Silent(num_rows)
+        coded = {
+            name: silent.code(table[name], self._public[name])
+            for name in {name for design in (self._design, *self._designs) for name in design.columns}
+        }
         found: dict[str, Any] = {}
         for effect, design in zip(self._effects, self._designs, strict=True):
             name = _name(effect.group)
@@ -302,36 +311,65 @@ class FormulaModel:
                 found[name] = _units(table[self.unit])
                 found["num_units"] = int(found[name].max(initial=-1)) + 1
             else:
-                found[name], without = code(table[effect.group], self._public[effect.group])
-                missing |= without
+                found[name] = silent.code(table[effect.group], self._public[effect.group])
             if design.names != ["Intercept"]:
-                found[f"X_{name}"], without = _columns(design, coded, num_rows)
-                missing |= without
+                found[f"X_{name}"] = silent.finite(_columns(design, coded, num_rows))
         if self.unit and not self._has_unit_effects:
             found[_name(self.unit)] = _units(table[self.unit])
         if self._offset:
-            values, without = code(table[self._offset.column], self._public[self._offset.column])
-            found["offset"], beyond = _finite(self._offset(values))
-            missing |= without | beyond
+            values = silent.code(table[self._offset.column], self._public[self._offset.column])
+            found["offset"] = silent.finite(self._offset(values))
+        found["X"] = silent.finite(_columns(self._design, coded, num_rows))
         if has_outcome:
-            found["y"], without = self._outcomes(table[self._outcome.column])
-            missing |= without
-        found["X"], without = _columns(self._design, coded, num_rows)
-        found["observed"] = ~(missing | without)
+            found["y"] = self._outcomes(table[self._outcome.column], silent)
+        found["observed"] = ~silent.missing if has_outcome else ~(silent.missing | silent.outside)
         return {name: _narrow(value) for name, value in found.items()}
 
-    def _outcomes(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _outcomes(self, values: np.ndarray, silent: "_Silent") -> np.ndarray:
+        """What the law can have; of rows that are outside, something that it cannot."""
         column, law = self._outcome.column, self._law
         given: Public | None = self._public.get(column)
         if isinstance(given, Levels):
-            return code(values, given)
+            coded = silent.code(values, given)
+            return np.where(silent.is_outside, len(given.values), coded)
+        silent.missing |= are_missing(values)
         values = self._outcome(numbers(values))
         with quietly():
             possible = CAN_BE[law.outcomes](values.astype(np.float32).astype(float))  # as the model meets them
             possible &= CAN_BE[law.outcomes](values)
+        silent.outside |= ~possible
         harmless = np.where(possible, values, 0.5)
         is_whole = law.outcomes in ("counts", "yes or no")
-        return (harmless.astype(np.int64) if is_whole else harmless), ~possible
+        return np.where(silent.is_outside, CANNOT_BE[law.outcomes], np.floor(harmless) if is_whole else harmless)
+
+
+class _Silent:
+    """Which rows of a table say nothing.
+
+    :ivar missing: where a value is missing.
+    :ivar outside: where one is not what was said to be public.
+    """
+
+    def __init__(self, num_rows: int):
+        self.missing, self.outside = np.zeros(num_rows, bool), np.zeros(num_rows, bool)
+
+    @property
+    def is_outside(self) -> np.ndarray:
+        return self.outside & ~self.missing
+
+    def code(self, values: np.ndarray, column: Public) -> np.ndarray:
+        found = code(values, column)
+        self.missing |= found.missing
+        self.outside |= found.outside
+        return found.values
+
+    def finite(self, values: np.ndarray) -> np.ndarray:
+        """In single precision; 0 where it is not finite."""
+        with quietly():
+            single = values.astype(np.float32)
+        is_finite = np.isfinite(single)
+        self.outside |= ~is_finite.all(tuple(range(1, single.ndim)))
+        return np.where(is_finite, single, np.float32(0))
 
 
 def _require_printable(public: Mapping[str, Public], *texts: str) -> None:
@@ -393,18 +431,10 @@ def _with_point(text: str) -> str:
     return text if any(mark in text for mark in ".en") else f"{text}.0"
 
 
-def _columns(design: Design, coded: Mapping[str, np.ndarray], num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """The design less its centres, without the intercept, and which rows are not finite (they are 0)."""
+def _columns(design: Design, coded: Mapping[str, np.ndarray], num_rows: int) -> np.ndarray:
+    """The design less its centres, without the intercept."""
     of_x = [k for k, name in enumerate(design.names) if name != "Intercept"]
-    values, beyond = _finite((design.matrix(coded, num_rows) - design.center)[:, of_x])
-    return values, beyond.any(1)
-
-
-def _finite(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """In single precision, 0 where it is not finite; and where that is."""
-    with quietly():
-        single = values.astype(np.float32)
-    return np.where(np.isfinite(single), single, np.float32(0)), ~np.isfinite(single)
+    return (design.matrix(coded, num_rows) - design.center)[:, of_x]
 
 
 def _narrow(value: Any) -> Any:

@@ -89,7 +89,8 @@ def only(kind: type, options: Options) -> Options:
     if unknown:
         near = difflib.get_close_matches(unknown[0], known, 1) or [name for name in known if name in unknown[0]][:1]
         raise TypeError(
-            f"this kernel has no argument {', '.join(unknown)}{f'; did you mean {near[0]}?' if near else ''}"
+            f"this kernel has no argument {', '.join(unknown)}{f'; did you mean {near[0]}?' if near else ''}. Beside "
+            f"its own there are {', '.join(known)}"
         )
     return options
 

@@ -180,7 +180,10 @@ def argument_problems(named: list[Argument], args: tuple, kwargs: dict) -> Itera
             if isinstance(leaf, set | frozenset):
                 yield f"argument '{name}' is a {kind}, which may hold rows and would be public: pass an array"
             elif shape_of(leaf):
-                yield f"argument '{name}' is a {kind}: pass a NumPy or JAX array (for pandas, `{name}.to_numpy()`)"
+                yield (
+                    f"argument '{name}' is a {kind}: pass a NumPy or JAX array (for pandas, `{name}.to_numpy()`; for "
+                    f"texts, `pandas.factorize({name})[0]`)"
+                )
             elif not (callable(leaf) or isinstance(leaf, jax.Array)) and any(map(is_array, _attributes(leaf))):
                 yield (
                     f"argument '{name}' is a {kind} with arrays in its attributes, which would be public: pass the "
@@ -197,7 +200,10 @@ def argument_problems(named: list[Argument], args: tuple, kwargs: dict) -> Itera
                 f"`{name}.astype({name}.dtype.newbyteorder('='))`"
             )
         elif not _is_numeric(argument.dtype):
-            yield f"argument '{name}' has dtype {argument.dtype}: encode it as numbers before the model sees it"
+            yield (
+                f"argument '{name}' has dtype {argument.dtype}: encode it as numbers before the model sees it "
+                f"(`pandas.factorize({name})[0]` does, by the order in which texts come)"
+            )
         elif argument.length == 0:
             yield f"argument '{name}' has no rows: its shape is {argument.shape}"
 

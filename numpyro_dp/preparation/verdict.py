@@ -56,7 +56,7 @@ class Check(NamedTuple):
     :ivar taken: about how far the clip still moves the posterior by what it takes of rows that are longer than the
         model expects, in standard deviations of the noise-aware posterior: 0.
     :ivar room: the score's bound, over the least that it ever has, where rows are longer than the model expects: what
-        it takes of each is so many times as long.
+        it takes of each is so many times as long. 1 where outcomes can have few values: such rows are not far out.
     :ivar width: of the posterior, in units of these points' distance: 1, or less where clipped scores vary less.
     """
 
@@ -128,7 +128,7 @@ def check(
         width=_width(surrogate, precision, frame),
         lost=fit.clipped / n if survey.has_kinks else None,
         taken=found.surprises.taken / math.hypot(1.0, last.found.score_scale),
-        room=room,
+        room=room if survey.is_open else 1.0,
     ), surrogate
 
 
@@ -196,6 +196,13 @@ LEAST_VARIED, CLEARLY_VARIED = 0.5, 2.0
 Where an outcome is rare, clipped scores vary as little, too, but not less than the model expects."""
 
 
+_SILENT_ROWS = (
+    "Among them are rows that say nothing: with a missing value (NaN: mask them), an outcome outside of the law's "
+    "support (1 and 2 for no and yes), an index beyond an array, or a value that is not in a formula's `ranges` or "
+    "`levels`. "
+)
+
+
 def reasons(check: Check) -> list[str]:
     """Why released numbers do not vouch for a surrogate, each with the number and what would help."""
     found = []
@@ -218,10 +225,9 @@ def reasons(check: Check) -> list[str]:
         if share is not None and abs(share) > max(clear * noise, MOST_SURPRISING) and (share > 0 or what == "clipped"):
             found.append(
                 f"the rows are not as the model says: {abs(share):.1%} {'more' if share > 0 else 'fewer'} of them than "
-                f"it expects are {what} (noise of that count {noise:.1%}). What the clip takes from them moves the "
-                "posterior, scales and intervals above all. A law with other tails (Student's t, a negative binomial) "
-                "or a missing covariate would help. Rows with a missing value (NaN: mask them), an outcome outside "
-                "of the law's support or an index beyond an array are among them"
+                f"it expects are {what} (noise of that count {noise:.1%}). {_SILENT_ROWS if share > 0 else ''}What the "
+                "clip takes moves the posterior, scales and intervals above all. A law with other tails (Student's t, "
+                "a negative binomial) or a missing covariate would help"
             )
             break
     else:

@@ -6,6 +6,7 @@ By the estimates of `numpyro_dp.chain.worth`.
 import functools
 import html
 import math
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -184,7 +185,7 @@ def plan(
         if not value >= 1 or value != int(value):
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
     for name, number in {"n": n, "eps": eps, "power": power}.items():
-        if not 0 < number < math.inf:
+        if not isinstance(number, numbers.Real) or not 0 < number < math.inf:
             raise ValueError(f"{name} must be positive and finite, got {number!r}")
     if not num_warmup >= 0 or num_warmup != int(num_warmup):
         raise ValueError(f"num_warmup must be an integer of at least 0, got {num_warmup!r}")

@@ -145,6 +145,11 @@ def rehearse(
     :raises ValueError: if it is not clear which arguments are outcomes, or the kernel would charge a `budget`.
     :raises PrivacyBudgetError: if the kernel refuses a table of this size.
     """
+    if not callable(make):
+        raise TypeError(
+            f"rehearse needs a function that makes kernels, one for each table: rehearse(lambda: "
+            f"{type(make).__name__}(...), ...), got a {type(make).__name__}"
+        )
     if repetitions < 1:
         raise ValueError(f"repetitions must be at least 1, got {repetitions}")
     if truth is not None and not simulate:

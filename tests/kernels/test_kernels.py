@@ -586,6 +586,18 @@ def test_what_is_no_key_is_an_error_that_says_what_is_one(key, name):
     assert not kernel.ledger.committed
 
 
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize(("keys", "chains"), [(3, 2), (2, 1)])
+def test_there_are_as_many_keys_as_chains_or_one(keys, chains, old):
+    """NumPyro takes several keys of one chain for an axis of its draws."""
+    kernel = penalty(eps=1.0)
+    mcmc = MCMC(kernel, num_warmup=2, num_samples=2, num_chains=chains, chain_method="sequential", progress_bar=False)
+    key = jax.random.PRNGKey(0) if old else jax.random.key(0)
+    with pytest.raises(ValueError, match=rf"{keys} keys for {chains} chain\(s\)"):
+        mcmc.run(jax.random.split(key, keys), X, y=Y)
+    assert not kernel.ledger.committed
+
+
 def test_whatever_the_rows_the_report_says_what_becomes_of_missing_values():
     for x in (X, np.where(np.arange(N)[:, None] < 9, np.nan, X)):
         kernel = penalty(eps=1.0, num_iterations=2)

@@ -560,7 +560,9 @@ def test_outcomes_that_a_law_cannot_have_are_counted_and_named(kind):
     y = np.array(law(0.3 + 0.5 * x).sample(jax.random.key(0)))
     y[::5] = outside
     mcmc = MCMC(DPHMC(rates(law), eps=3.0, noise_seed=0), num_warmup=10, num_samples=20, progress_bar=False)
-    with pytest.warns(PosteriorWarning, match=r"rows are not as the model says: (18|19|20|21)\.\d% more .* law's support"):
+    with pytest.warns(
+        PosteriorWarning, match=r"rows are not as the model says: (18|19|20|21)\.\d% more .* law's support"
+    ):
         mcmc.run(jax.random.key(0), x, y=y)
     assert not mcmc.privacy.posterior.trusted
 

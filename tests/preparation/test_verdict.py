@@ -15,6 +15,7 @@ from numpyro_dp.preparation.derivatives import CURVE_GRID, Fit, Frame
 from numpyro_dp.preparation.frames import NormalPrior
 from numpyro_dp.preparation.last_release import last_releases, recentred
 from numpyro_dp.preparation.search import Found
+from numpyro_dp.preparation.surprises import EDGES, Surprises
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.verdict import (
     MOST_LOST,
@@ -72,7 +73,10 @@ def bent(by, k=8):
         ),
         ({"unresolved": 1.01}, ("noise may have made 100%", "narrower prior")),
         ({"unresolved": 7.0}, ("noise may have made 100%", "fewer parameters")),
-        ({"clipped": 0.05}, ("5.0% more of them", "are clipped (noise of that count 0.1%)", "Student's t")),
+        (
+            {"clipped": 0.05},
+            ("5.0% more of them", "are clipped (noise of that count 0.1%)", "law's support", "Student's t"),
+        ),
         ({"clipped": -0.05}, ("5.0% fewer of them", "A law with other tails")),
         (
             {"outlying": 0.05},
@@ -190,19 +194,23 @@ PRIOR = NormalPrior(np.zeros(M), 4 * np.eye(M))
 ROOT = np.linalg.inv(np.linalg.cholesky(PRECISION)).T
 
 
-def checked(away=0.0, seed=0, change=None, centres=True, rho=RHO, of_frames=0.0, has_kinks=False):
+def checked(
+    away=0.0, seed=0, change=None, centres=True, rho=RHO, of_frames=0.0, has_kinks=False, misfit=None, surprises=None
+):
     """A surrogate from so many posterior standard deviations away, and its check.
 
     :param change: what the last look says otherwise, from a `Fit` to another one.
     :param of_frames: see `NormalPrior`.
+    :param surprises: of rows, in the place of what was counted.
     """
-    survey, fund = Parabola(PLACE, PRECISION, N, seed, centres=centres), fund_of(rho)
+    survey, fund = Parabola(PLACE, PRECISION, N, seed, centres=centres, misfit=misfit), fund_of(rho)
     survey.has_kinks = has_kinks
     fit = survey.fit
     if change is not None:
         survey.fit = lambda *args: change(fit(*args))
     found = Found(Frame(PLACE + ROOT @ np.full(M, away / math.sqrt(M)), ROOT), [], float(N), 1.0, of_frames)
     found, surrogates, stages, prior = last_releases(survey, found, PRIOR, fund, 0.9 * rho)
+    found = found._replace(surprises=surprises or found.surprises)
     result, surrogate = check(survey, found, surrogates, stages, prior, fund, fund.left)
     return result._replace(has_arrived=True), surrogate, stages, fund
 
@@ -214,6 +222,13 @@ def test_a_surrogate_that_is_right_has_a_check_without_reasons():
         assert surrogate.variance == result.variance == pytest.approx(1, abs=0.1)
         assert 0 < result.unresolved < 0.5
         assert abs(result.clipped) < 6 * result.clipped_noise
+
+
+@pytest.mark.parametrize("misfit", [None, 0.0])
+def test_raised_bounds_are_a_reason_where_outcomes_can_be_of_any_size(misfit):
+    """Where they can have few values, longer rows were a count's chance, or their covariates'."""
+    result, _, _, _ = checked(misfit=misfit, surprises=Surprises(2 * float(EDGES[0]), 0.0))
+    assert result.room == (1.0 if misfit is None else 2.0)
 
 
 def test_a_check_spends_what_it_is_given():
