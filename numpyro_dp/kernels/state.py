@@ -128,8 +128,8 @@ def require_fields(extra_fields: Any, sites: Collection[str], released: Collecti
             known, is_there = [f"{first}.{name}" for name in within] or [first], rest[0] in within
         if not is_there or (len(rest) > 1 and first != "carry"):
             raise ValueError(
-                f"extra_fields names {field!r}, which is not there; there is {', '.join(known)}. What NumPyro's "
-                "kernels show beside, as the potential energy, would tell about the rows"
+                f"extra_fields names {field!r}, which is not there; there is {', '.join(known)}. (Other fields of "
+                "NumPyro's kernels, such as potential_energy, would tell about the rows.)"
             )
 
 
