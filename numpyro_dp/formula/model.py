@@ -339,8 +339,9 @@ class FormulaModel:
             possible &= CAN_BE[law.outcomes](values)
         silent.outside |= ~possible
         harmless = np.where(possible, values, 0.5)
-        is_whole = law.outcomes in ("counts", "yes or no")
-        return np.where(silent.is_outside, CANNOT_BE[law.outcomes], np.floor(harmless) if is_whole else harmless)
+        if law.outcomes in ("counts", "yes or no"):
+            harmless = harmless.astype(np.int64)
+        return np.where(silent.is_outside, CANNOT_BE[law.outcomes], harmless)
 
 
 class _Silent:

@@ -112,6 +112,8 @@ def test_what_is_not_public_has_no_density_and_what_is_missing_that_of_nothing(f
     table.loc[0, "age"], table.loc[1, "sex"], table.loc[2, "out"] = 101.0, "F", "no such outcome"
     table.loc[3, "age"], table.loc[4, "sex"], table.loc[5, "out"] = np.nan, None, None
     arguments = model.arguments(table)
+    is_whole = family in ("bernoulli", "poisson", "negative_binomial", *GRADED)
+    assert arguments["y"].dtype == (np.int32 if is_whole else np.float32)
     sites = trace(seed(model, 0)).get_trace(**arguments)
     values = {name: site["value"] / 10 for name, site in sites.items() if site["type"] == "sample" and name != "out"}
     found = log_likelihood(model, values, arguments)
