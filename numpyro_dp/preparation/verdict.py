@@ -198,8 +198,7 @@ Where an outcome is rare, clipped scores vary as little, too, but not less than 
 
 _SILENT_ROWS = (
     "Among them are rows that say nothing: with a missing value (NaN: mask them), an outcome outside of the law's "
-    "support (1 and 2 for no and yes), an index beyond an array, or a value that is not in a formula's `ranges` or "
-    "`levels`. "
+    "support (1 and 2 for no and yes), or a value that is not in a formula's `ranges` or `levels`. "
 )
 
 
