@@ -47,8 +47,7 @@ def count_surprises(
     """The bound with the least error: of the squares of what it takes, as far as counts tell, and of the noise.
 
     Where no longer rows are counted than noise and chance may have made, there are taken to be none, unless it is known
-    that there are some: then what these may hide counts, too, in numbers that fall as those of norms with a variance do
-    (Chebyshev). Beyond the last edge there are as many as just below it.
+    that there are some: then what these may hide counts, too. Beyond the last edge there are as many as just below it.
 
     :param rho: for the counts.
     :param are_known: whether earlier counts have told of such rows.
@@ -63,19 +62,11 @@ def count_surprises(
     believed = np.maximum.accumulate(clear[::-1])[::-1]
     widths = _ONE_WAY * survey.power * np.append(np.diff(edges), edges[-1])
     taken = _from_here(widths * np.append(believed * counts, believed[-1] * counts[-1]))
-    hidden = np.append(_from_here(widths[:-1] * _hidden(counts, scale, believed)), 0) if are_known else 0.0
+    hidden = np.append(_from_here((widths[:-1] * scale) ** 2), 0) if are_known else 0.0
     noise = survey.power * edges * math.sqrt(2 * survey.size / fund.left)
     is_quiet = noise < max(_LOUDEST * math.sqrt(survey.size), 1.01 * noise[0])
-    best = int(np.argmin(np.where(is_quiet, taken**2 + hidden**2 + noise**2, np.inf)))
+    best = int(np.argmin(np.where(is_quiet, taken**2 + hidden + noise**2, np.inf)))
     return Surprises(float(EDGES[best]) if best or are_known else 0.0, abs(float(taken[best])))
-
-
-def _hidden(counts: np.ndarray, scale: np.ndarray, believed: np.ndarray) -> np.ndarray:
-    """How many rows beyond each edge noise and chance may hide: beyond a longer one few where a shorter one has few."""
-    most = np.maximum(counts, 0) + scale
-    for k in range(1, len(most)):
-        most[k] = min(most[k], most[k - 1] * (EDGES[k - 1] / EDGES[k]) ** 2)
-    return np.where(believed, scale, most)
 
 
 def expected_by_chance(n: float) -> np.ndarray:
