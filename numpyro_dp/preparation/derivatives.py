@@ -56,6 +56,8 @@ CURVE_GRID = Grid(2.0, 5)
 _FEW = 0.45
 """Where the model expects more often than this that a row is longer than some edge, that is due to its covariates: it
 adds nothing to the count of surprises beyond that edge."""
+_SURPRISE_MIDDLE, _SURPRISE_HALF = (1 - _FEW) / 2, (1 + _FEW) / 2
+"""What is taken off a row's part in these counts, between ``-_FEW`` and 1, and how far that then is from 0 at most."""
 
 
 class Frame(NamedTuple):
@@ -276,17 +278,16 @@ class Survey:
         return self.power * largest * float(found.value)
 
     def surprises(self, draw: Draw, frame: Frame, edges: np.ndarray) -> tuple[np.ndarray, float]:
-        """How many rows' gradients are longer than each edge, less those that the model expects, if it tells.
+        """How many rows' gradients are longer than each edge, less those that the model expects; where that tells.
 
         A row that lies between two edges counts for the part of the way that it has gone.
 
         :param edges: increasing, shape (k + 1,).
         :return: (k,), and the standard deviation of the noise in each.
         """
-        middle, half = self._surprise_range()
         found = self._surprises(self._target, draw, self._cast(frame), jnp.asarray(edges, self.dtype))
-        rows = self._target.num_rows if middle else 0
-        return half * np.asarray(found.value, float) + middle * rows, half * float(found.scale)
+        counts = _SURPRISE_HALF * np.asarray(found.value, float) + _SURPRISE_MIDDLE * self._target.num_rows
+        return counts, _SURPRISE_HALF * float(found.scale)
 
     def gains(self, draw: Draw, start: np.ndarray, ends: np.ndarray, bounds: np.ndarray) -> tuple:
         """How much the log likelihood rises from `start` to each of `ends`, one release for all of them.
@@ -446,22 +447,14 @@ class Survey:
 
         return self._numbered(target).release_sum(draw, share, ROOM, may_loop=self.centres)
 
-    def _surprise_range(self) -> tuple[float, float]:
-        """What is taken off a row's part in the counts of surprises, and how far that then is from 0 at most."""
-        least = -_FEW if self.centres else 0.0
-        return ((1 + least) / 2, (1 - least) / 2) if self._target.has_public_size else (0.0, 1.0)
-
     def _sum_surprises(self, target, draw, frame, edges) -> Released:
-        middle, half = self._surprise_range()
         k = edges.shape[0] - 1
 
         def parts(row: tuple) -> jax.Array:
-            if self.centres:
-                return (row_surprises(self.cut, frame, edges, row[:-1], row[-1][0]) - middle) / half
-            return (_parts(jnp.linalg.norm(row_gradient(self.cut, frame, row)), edges) - middle) / half
+            return (row_surprises(self.cut, frame, edges, row[:-1], row[-1][0]) - _SURPRISE_MIDDLE) / _SURPRISE_HALF
 
         width = self.size * (CENTRE_DRAWS + 1)
-        return self._numbered(target).release_sum(draw, parts, math.sqrt(k) * ROOM, width, may_loop=self.centres)
+        return self._numbered(target).release_sum(draw, parts, math.sqrt(k) * ROOM, width, may_loop=True)
 
     def _sum_gains(self, target, draw, start, ends, bounds) -> Released:
         density = self.cut.row_log_density

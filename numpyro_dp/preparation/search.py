@@ -223,7 +223,8 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
                 return Found(frame, rounds, n, affordable, of_frames)
             # Again where larger bounds have led. There a scale may have grown, by which the same rows look shorter: a
             # count that shows none does not undo the first.
-            surprises = count_surprises(survey, fund, here.frame, SURPRISE_SHARE * rho, n, bool(surprises.bound))
+            if survey.centres:
+                surprises = count_surprises(survey, fund, here.frame, SURPRISE_SHARE * rho, n, bool(surprises.bound))
             if surprises.bound > 1.01 * room * SCORE_ROOM:
                 room = min(surprises.bound, _ROOMIER * max(room * SCORE_ROOM, EDGES[0])) / SCORE_ROOM
                 worth = max(worth, room**2)

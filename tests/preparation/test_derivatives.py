@@ -617,16 +617,6 @@ def test_longer_rows_are_as_many_as_expected_where_the_model_holds_and_more_wher
     np.testing.assert_allclose(surprises_of(noise, edges), 0, atol=0.01)
 
 
-def test_where_no_model_tells_all_longer_rows_are_counted(x64):
-    gradients, _ = derivatives_by_hand(X, Y)
-    edges = np.array([0.2, 0.5, 1.0])
-    for relation in RELATIONS:
-        found, _ = survey(relation).surprises(draw(2), FRAME, edges)
-        lengths = np.linalg.norm(gradients, axis=1)[:, None]
-        expected = np.clip((lengths - edges[:-1]) / np.diff(edges), 0, 1).sum(0)
-        np.testing.assert_allclose(found, expected, rtol=1e-3)
-
-
 def test_rows_that_fit_too_well_are_clipped_less_often_than_expected(x64):
     found, frame = linear_fit(0.5 * np.random.default_rng(2).normal(size=LINEAR), 2.5)
     assert found.clipped < -0.05 * LINEAR

@@ -110,7 +110,7 @@ def ask_everything(survey, bounds, up):
     survey.bounds(led(LAST_BOUND_GRID, 2), FRAME, least, most, LAST_BOUND_GRID)
     found = survey.derivatives(of_derivatives(has_kinks=survey.has_kinks), FRAME, Bounds(*bounds), SHARE, 300)
     gains, gains_scale = survey.gains(draw(len(ENDS)), FRAME.center, ENDS, bounds[0] * LINE)
-    for least in bounds:
+    for least in bounds if survey.centres else ():
         survey.surprises(draw(3), FRAME, least * 2.0 ** np.arange(4))
     fit = survey.fit(led(CURVE_GRID), draw(4 + len(POINTS)), FRAME, Bounds(*bounds), POINTS, 2.0**-12, 2.0)
     survey.slope(led(SLOPE_GRID), FRAME, PAIRS, SLOPE_GRID, 2.0**-6, 1.0)
@@ -140,14 +140,15 @@ def largest_moves(survey, recorded, tables, bounds, up):
         recorded.clear()
         released.append(ask_everything(survey, bounds, up))
         sums.append(list(recorded))
-    assert len(sums[0]) == len(sums[1]) == sum(KINDS.values())
+    kinds = KINDS if survey.centres else {kind: number for kind, number in KINDS.items() if kind != "surprises"}
+    assert len(sums[0]) == len(sums[1]) == sum(kinds.values())
     limit = sensitivity_steps(survey._target.vault._relation)
     moves = [
         math.sqrt(sum((a - b) ** 2 for a, b in zip(*pair, strict=True))) / limit for pair in zip(*sums, strict=True)
     ]
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(released))
-    ends = np.cumsum([*KINDS.values()])
-    by_kind = {kind: max(moves[end - KINDS[kind] : end]) for kind, end in zip(KINDS, ends, strict=True)}
+    ends = np.cumsum([*kinds.values()])
+    by_kind = {kind: max(moves[end - kinds[kind] : end]) for kind, end in zip(kinds, ends, strict=True)}
     return by_kind, [np.linalg.norm(one - two) for one, two in zip(*released, strict=True)]
 
 
@@ -322,10 +323,9 @@ def test_a_row_has_the_norm_that_is_claimed(density, relation, smooth, by_row):
     reached = require(Released(found.value / survey.power, found.scale / survey.power), math.sqrt(len(LINE)))
     assert reached > 0.99
     surprises = target.program(survey._sum_surprises)
-    for least in (1e-6, 0.3, 1e3):
+    for least in (1e-6, 0.3, 1e3) if survey.centres else ():
         found = surprises(target, None, frame, jnp.asarray(least * 2.0 ** np.arange(4), survey.dtype))
-        reached = require(found, math.sqrt(3))
-        assert reached > 0.99 or survey.centres  # where the model expects some rows to be long
+        require(found, math.sqrt(3))
     fit = target.program(survey._sum_fit)
     for bound in (1e-6, 0.3, 1e3):
         for smallest in (1e-9, 0.1, 1e6):
