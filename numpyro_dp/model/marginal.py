@@ -55,6 +55,12 @@ def find_latents(
             "can be integrated out. Leave out the rows' (a Poisson outcome with an effect for each row is nearly "
             "`GammaPoisson`), or let the latents of a row be its only ones"
         )
+    if unit is not None and not of_units and (alone := _plates_of_one(separated, sites)):
+        problems.append(
+            f"plate {quote(alone)} has one member, so a latent in it is the same for all rows, whatever {unit!r} says. "
+            "Tell the model how many units there are (an argument such as num_persons, which may have a default of 1), "
+            "or take the plate away"
+        )
     names = own or of_units
     if problems or not names:
         return None, problems
@@ -83,6 +89,12 @@ def find_latents(
     sizes = {p: sites[name].plate_sizes[p] for name in names for p in sites[name].plates & plates}
     prototype = {name: np.zeros(shapes[name], dtypes[name]) for name in sorted(names)}
     return Latents(prototype, axes, plates, sizes, codes, rules(size)[-2]), []
+
+
+def _plates_of_one(separated: SeparableModel, sites: Sites) -> list[str]:
+    """Plates with a single member, but those of rows, that a latent is in."""
+    of_latents = [s for s in sites.values() if s.kind == "latent"]
+    return sorted({p for s in of_latents for p in s.plates - separated.row_plates if s.plate_sizes[p] == 1})
 
 
 def _one_entry_per_unit(

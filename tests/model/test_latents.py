@@ -287,6 +287,7 @@ REFUSED = {
     "more than a pick": (by_person(lambda u, p: u[p] + 0.01 * p), {}, "'person' does more than pick a row's own 'u'"),
     "codes with gaps": (by_person(), {"person": 2 * _codes}, "codes from 0 to 118, and plate 'persons' has 60"),
     "codes below 0": (by_person(), {"person": _codes - 1}, "codes from -1 to 58, and plate 'persons' has 60"),
+    "nobody said how many": (by_person(), {"num_persons": 1}, "plate 'persons' has one member.*num_persons"),
     "texts": (by_person(), {"person": _codes.astype(str)}, "encode it as numbers"),
     "no plate": (by_person(plate=False), {}, "no plate, or rows do not pick"),
     "an array": (by_person(), {"unit": _codes}, "name the model's argument"),
@@ -302,7 +303,7 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_integrated_out(kind):
     model, changes, words = REFUSED[kind]
-    args = (changes.get("person", _codes), _x, _x, P, changes.get("z"))
+    args = (changes.get("person", _codes), _x, _x, changes.get("num_persons", P), changes.get("z"))
     with pytest.raises((UnsupportedModelError, ValueError), match=f"(?s){words}"):
         DPKernel.separate(DPPenalty(model, eps=1.0, unit=changes.get("unit", "person")), args, {})
 
