@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 import pytest
+from helpers.tiers import needs_support
 from numpyro.handlers import seed, substitute, trace
 from scipy import stats
 from scipy.special import expit, softmax
@@ -102,6 +103,7 @@ def test_categories_have_a_predictor_for_each_but_the_first():
 OUTCOMES = {family: outcomes for family, (outcomes, *_) in CASES.items()} | dict.fromkeys(GRADED, NAMES[GRADES])
 
 
+@needs_support
 @pytest.mark.filterwarnings("ignore:Out-of-support values")
 @pytest.mark.parametrize("family", OUTCOMES)
 def test_what_is_not_public_has_no_density_and_what_is_missing_that_of_nothing(family):
@@ -123,6 +125,7 @@ def test_what_is_not_public_has_no_density_and_what_is_missing_that_of_nothing(f
     assert (found[6:] != 0).all()
 
 
+@needs_support
 def test_glm_does_not_vouch_for_a_posterior_of_what_was_left_when_a_level_was_forgotten():
     rng = np.random.default_rng(0)
     table = {"age": rng.uniform(20, 80, 4_000), "out": rng.choice(["no", "yes", "perhaps"], 4_000)}

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable
 from typing import Any
 
+import numpyro
 import pytest
 
 NIGHTLY = pytest.mark.nightly
@@ -20,3 +21,8 @@ single_every_day = pytest.mark.parametrize(
     "precision", some_every_day(["float32", "float64"], ["float32"]), indirect=True
 )
 """In both precisions, as the fixture has it; in double precision nightly."""
+
+needs_support = pytest.mark.skipif(
+    tuple(map(int, numpyro.__version__.split(".")[:2])) < (0, 22),
+    reason="before 0.22 NumPyro gives outcomes a density that a law cannot have",
+)

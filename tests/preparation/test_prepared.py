@@ -16,7 +16,7 @@ import numpyro
 import numpyro.distributions as dist
 import numpyro.infer
 import pytest
-from helpers.tiers import some_every_day
+from helpers.tiers import needs_support, some_every_day
 
 import numpyro_dp.chain.target
 import numpyro_dp.kernels.prepared
@@ -552,6 +552,7 @@ OUTSIDE = {
 """Laws of the outcome, and what each cannot have."""
 
 
+@needs_support
 @pytest.mark.parametrize("kind", some_every_day(OUTSIDE, ["yes or no"]))
 def test_outcomes_that_a_law_cannot_have_are_counted_and_named(kind):
     """A distribution that checks its support has no gradient there: as if such a row said nothing."""
