@@ -229,9 +229,13 @@ END = datetime.datetime(9999, 12, 31, 23, 59)
 WEST = datetime.timezone(datetime.timedelta(hours=-5))
 
 
+def coded_column(values, column):
+    return code(read({"it": values}, ["it"])["it"], column)
+
+
 def code_column(values, column):
     """The values, and which rows say nothing, for whatever reason."""
-    found = code(read({"it": values}, ["it"])["it"], column)
+    found = coded_column(values, column)
     assert not (found.missing & found.outside).any()
     return found.values, found.missing | found.outside
 
@@ -329,15 +333,15 @@ def test_no_value_decides_what_others_become(kind, container):
     contain = CONTAINERS[container]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        expected = code_column(contain(usual), column)
-        assert not expected[1].any()
+        expected = coded_column(contain(usual), column)
+        assert not (expected.missing | expected.outside).any()
         for odd in ODD:
-            (alone,), (without,) = code_column(contain([odd]), column)
+            alone = coded_column(contain([odd]), column)
             for k in range(3):
-                found, missing = code_column(contain([*usual[:k], odd, *usual[k:]]), column)
-                np.testing.assert_array_equal(np.delete(found, k), expected[0], err_msg=repr(odd))
-                np.testing.assert_array_equal(np.delete(missing, k), expected[1], err_msg=repr(odd))
-                assert (found[k], missing[k]) == (alone, without), odd
+                found = coded_column(contain([*usual[:k], odd, *usual[k:]]), column)
+                for part, usual_part, alone_part in zip(found, expected, alone, strict=True):
+                    np.testing.assert_array_equal(np.delete(part, k), usual_part, err_msg=repr(odd))
+                    assert part[k] == alone_part[0], odd
 
 
 def test_what_odd_values_become():

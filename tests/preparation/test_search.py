@@ -366,6 +366,15 @@ def test_a_search_finds_it_from_wherever_it_starts(start):
     assert found.has_arrived
 
 
+@pytest.mark.parametrize("centres", [True, False])
+def test_long_rows_are_counted_where_the_model_tells_how_many_it_expects(centres):
+    """Elsewhere all long rows would be taken for rows that are not as the model says."""
+    survey = Parabola(PLACE, PRECISION, N, 0, centres=centres)
+    found, _ = found_by(survey, 0.1)
+    assert found.has_arrived
+    assert ("surprises" in survey.asked) == centres
+
+
 def test_a_private_number_of_rows_is_released_first():
     survey = Parabola(PLACE, PRECISION, N)
     found, fund = found_by(survey, 0.1, num_rows=None)
