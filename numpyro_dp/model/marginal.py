@@ -59,7 +59,7 @@ def find_latents(
         problems.append(
             f"plate {quote(alone)} has one member, so a latent in it is the same for all rows, whatever {unit!r} says. "
             "Tell the model how many units there are (an argument such as num_persons, which may have a default of 1), "
-            "or take the plate away"
+            "or take the plate away. Where there is but one unit, it has nobody to hide among"
         )
     names = own or of_units
     if problems or not names:
