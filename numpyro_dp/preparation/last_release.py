@@ -278,7 +278,8 @@ def last_releases(
         frame = recentred(surrogates[-1], prior)
     surprises = found.surprises
     if surprises.bound:  # counted where the search had ended, which they may have led astray
-        surprises = count_surprises(survey, fund, frame, SURPRISE_SHARE * rho, n, are_known=True)
+        off = float(np.trace(surrogates[-1].score_covariance)) / m
+        surprises = count_surprises(survey, fund, frame, SURPRISE_SHARE * rho, n, off, surprises)
         rho -= SURPRISE_SHARE * rho
     release(rho, frame, surprises, misfit)
     return found._replace(surprises=surprises), surrogates, stages, prior

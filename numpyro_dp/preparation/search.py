@@ -64,6 +64,9 @@ _AFFORDABLE, _LEAST_ROOM = 0.12, 2.0
 """Of n rho / m, the square of a room whose noise a round can pay for; where that is less, nobody asks."""
 _LARGEST_ROW = 8.0
 """Over the mean trace of a row's information in a frame that is right: what one row counts for there at most."""
+_WIDER = 2.0
+"""What a step's noise is in the posterior's own standard deviations, over what the released information says: the clip
+takes of that, too."""
 _STEP_FLOOR = 0.5
 """Of the noise's spectrum: eigenvalues below are raised to it in a step."""
 _BLURRED = 0.5
@@ -154,7 +157,7 @@ class Found(NamedTuple):
     num_rows: float
     room: float = 1.0
     of_frames: np.ndarray | float = 0.0
-    surprises: Surprises = Surprises(0.0, 0.0)
+    surprises: Surprises = Surprises()
 
     @property
     def near(self) -> list[Round]:
@@ -204,7 +207,7 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
     rounds: list[Round] = []
     usable = None
     room = 1.0  # of clip bounds, over those of normal covariates
-    surprises = Surprises(0.0, 0.0)
+    surprises = Surprises()
     before: Found | None = None  # what was found in a frame in which the clip took most
     worth = 1.0  # of the next round's derivatives, over the cheapest
     while len(rounds) < MOST_ROUNDS:
@@ -221,15 +224,19 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
             affordable = min(_RARE_ROOM, math.sqrt(_AFFORDABLE * survey.power * n * rho / m))
             if before is not None:
                 return Found(frame, rounds, n, affordable, of_frames)
-            # Again where larger bounds have led. There a scale may have grown, by which the same rows look shorter: a
-            # count that shows none does not undo the first.
+            # Again where larger bounds have led. There a scale may have grown, by which the same rows look shorter: all
+            # counts together decide whether there are such rows.
+            had = surprises.bound
             if survey.centres:
-                surprises = count_surprises(survey, fund, here.frame, SURPRISE_SHARE * rho, n, bool(surprises.bound))
+                off = 1 + _WIDER * here.noise / m
+                surprises = count_surprises(survey, fund, frame, SURPRISE_SHARE * rho, n, off, surprises)
+            if had and not surprises.bound:
+                room = 1.0
             if surprises.bound > 1.01 * room * SCORE_ROOM:
                 room = min(surprises.bound, _ROOMIER * max(room * SCORE_ROOM, EDGES[0])) / SCORE_ROOM
                 worth = max(worth, room**2)
                 continue
-            if surprises.bound:
+            if had or surprises.bound:
                 break
             lost = 1.0
             if survey.centres and affordable >= _LEAST_ROOM:

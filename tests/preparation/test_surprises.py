@@ -12,40 +12,46 @@ import numpyro_dp.preparation.last_release
 import numpyro_dp.preparation.search
 from numpyro_dp import DPHMC, MCMC, PosteriorWarning
 from numpyro_dp.preparation.derivatives import Frame, Survey
-from numpyro_dp.preparation.surprises import EDGES, Surprises, count_surprises, expected_by_chance
+from numpyro_dp.preparation.surprises import EDGES, Surprises, count_surprises, variance_by_chance
 from tests.helpers.surveys import Parabola, fund_of
+
+NONE = Surprises()
 
 
 class Counted(Parabola):
     """A survey with given counts, in standard deviations of noise and of chance."""
 
-    def __init__(self, counts, n, m):
+    def __init__(self, counts, n, m, off):
         super().__init__(np.zeros(m), np.eye(m), n)
-        self.counts = np.asarray(counts, float)
+        self.counts, self.off = np.asarray(counts, float), off
 
     def surprises(self, draw, frame, edges):
         _, scale = super().surprises(draw, frame, edges)
-        return self.counts * np.hypot(scale, np.sqrt(expected_by_chance(self.n))), scale
+        return self.counts * np.hypot(scale, np.sqrt(variance_by_chance(self.n, self.off))), scale
 
 
-def asked(counts, are_known=False, n=20_000, rho=0.1, m=4):
+def asked(counts, before=NONE, n=20_000, rho=0.1, m=4, off=0.0):
     """
     :param counts: in standard deviations of their noise, and of what chance makes.
     """
     frame = Frame(np.zeros(m), np.eye(m))
-    return count_surprises(Counted(counts, n, m), fund_of(rho), frame, 0.04 * rho, n, are_known)
+    return count_surprises(Counted(counts, n, m, off), fund_of(rho), frame, 0.04 * rho, n, off, before)
+
+
+def is_none(found):
+    return found.bound == found.taken == found.counts == 0 and not found.clear.any()
 
 
 def test_no_larger_bound_is_asked_for_by_what_noise_may_have_made():
     for counts in ([2.4, 2.4, 2.4, 2.4], [-9, -9, -9, -9], [3.4, 0, 0, 0], [0, 0, 20, 0]):
-        assert asked(counts) == (0.0, 0.0)
+        assert is_none(asked(counts))
 
 
 def test_without_noise_what_chance_makes_is_not_believed():
     """Of a model that holds, the numbers of rows beyond an edge vary from table to table."""
-    chance = np.sqrt(expected_by_chance(20_000))
+    chance = np.sqrt(variance_by_chance(20_000, 0.0))
     for counts in (2.4 * chance, [3.4 * chance[0], 0, 0, 0], [0, 0, 0, 2.0]):
-        assert asked(np.asarray(counts) / chance, rho=1e12) == (0.0, 0.0)
+        assert is_none(asked(np.asarray(counts) / chance, rho=1e12))
     assert asked([30, 30, 0, 0], rho=1e12).bound > EDGES[0]
 
 
@@ -66,9 +72,33 @@ def test_what_the_largest_bound_still_takes_is_said():
     assert asked([30, 30, 0, 0]).taken == 0
 
 
+def known_by(clear):
+    return Surprises(float(EDGES[2]), 0.0, 1, np.asarray(clear, float))
+
+
 def test_where_such_rows_are_known_of_noise_is_not_taken_for_their_absence():
-    assert asked([0, 0, 0, 0], are_known=True, m=1).bound > EDGES[0]
+    assert asked([0, 0, 0, 0], known_by([9, 9, 9, 9]), m=1).bound > EDGES[0]
     assert asked([0, 0, 0, 0], m=1).bound == 0
+
+
+def test_what_the_next_count_does_not_confirm_is_taken_back():
+    """Two counts together have twice the variance of one."""
+    assert is_none(asked([0.9, 0.9, 0.9, 0.9], known_by([4, 4, 4, 4])))
+    found = asked([1.0, 1.0, 1.0, 1.0], known_by([4, 4, 4, 4]))
+    assert found.bound > 0
+    assert (found.counts, *found.clear) == (2, 5, 5, 5, 5)
+
+
+def test_a_place_that_may_be_off_makes_long_rows_by_itself():
+    scale = np.sqrt(variance_by_chance(20_000, 0.0))
+    off = np.sqrt(variance_by_chance(20_000, 9.0))
+    rng = np.random.default_rng(0)
+    rows = rng.exponential(size=(400, 20_000)) * (1 + 3 / np.sqrt(20_000) * rng.standard_normal((400, 1))) - 1
+    for k, edge in enumerate(EDGES[:3]):
+        beyond = np.sum(rows > edge, 1)
+        spread = beyond.std() / np.sqrt(2 * len(rows))
+        assert abs(beyond.std() - off[k]) < 6 * spread
+        assert beyond.std() > scale[k]
 
 
 def model(X, y=None):
@@ -101,7 +131,7 @@ def test_a_normal_law_of_rows_with_heavier_tails_is_right(monkeypatch):
     error, width = away()
     assert abs(error) < 4 * width
     for module in (numpyro_dp.preparation.search, numpyro_dp.preparation.last_release):
-        monkeypatch.setattr(module, "count_surprises", lambda *args, **options: Surprises(0.0, 0.0))
+        monkeypatch.setattr(module, "count_surprises", lambda *args, **options: Surprises())
     monkeypatch.setattr(Survey, "is_open", False)
     without, _ = away()
     assert without < -6
