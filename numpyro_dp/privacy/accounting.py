@@ -23,7 +23,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
@@ -234,14 +234,6 @@ def _next_scale(too_small: _Point | None, enough: _Point | None) -> float:
 # --- Composition ----------------------------------------------------------------------------------------------------
 
 
-class _Curve(Protocol):
-    """The privacy guarantees of a composition."""
-
-    def eps(self, delta: float) -> float: ...
-
-    def delta(self, eps: float) -> float: ...
-
-
 _Merged = tuple[tuple[Mechanism, int], ...]
 
 
@@ -282,7 +274,7 @@ def _composed_eps(releases: _Merged, delta: float, relation: str) -> float:
     return math.inf
 
 
-def _curve(releases: _Merged, relation: str) -> _Curve:
+def _curve(releases: _Merged, relation: str) -> "LossCurve | _GaussianCurve":
     for mechanism, _ in releases:
         mechanism.check_relation(relation)
     if _are_gaussian(releases):

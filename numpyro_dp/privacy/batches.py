@@ -169,7 +169,8 @@ class PoissonBatches:
 
 @dataclasses.dataclass(frozen=True)
 class FixedBatches:
-    """`batch_size` distinct rows, uniformly at random (without replacement). For ``"replace_one"`` only."""
+    """`batch_size` distinct rows, uniformly at random (without replacement). Not under add/remove. Methods are those of
+    `PoissonBatches`."""
 
     batch_size: int
 
@@ -178,10 +179,6 @@ class FixedBatches:
             raise ValueError(f"batch_size of FixedBatches must be an integer of at least 2, got {self.batch_size!r}")
 
     def check(self, num_rows: int, neighboring_relation: str) -> None:
-        """Refuse what cannot be drawn, or not be accounted for.
-
-        :raises ValueError: with the way out.
-        """
         if not size_is_public(neighboring_relation):
             raise ValueError(
                 "batches of a fixed size need a public number of rows (neighboring_relation='replace_one'): with a row "
@@ -194,24 +191,17 @@ class FixedBatches:
         return self.batch_size
 
     def weight(self, num_rows: int) -> float:
-        """What a sum over a batch is multiplied by to estimate the sum over all rows."""
         return num_rows / self.batch_size
 
     def mechanism(self, noise_multiplier: float, num_rows: int) -> Mechanism:
-        """What one Gaussian release on a batch is to the accountant."""
         return FixedBatchGaussian(noise_multiplier, self.batch_size, num_rows)
 
     def accounts_for(self, mechanism: Mechanism, num_rows: int) -> bool:
-        """Whether a release on such a batch may be accounted for as this mechanism."""
         if isinstance(mechanism, BarkerBatch):
             return (mechanism.batch_size, mechanism.num_rows) == (self.batch_size, num_rows)
         return mechanism == self.mechanism(mechanism.noise_multiplier, num_rows)
 
     def draw(self, words: Words, num_rows: int) -> tuple[np.ndarray, int]:
-        """Indices, and how many of them count: all.
-
-        :param words: fresh random words.
-        """
         rows = _generator(words).choice(num_rows, self.batch_size, replace=False, shuffle=False)
         return rows.astype(np.int32), self.batch_size
 

@@ -49,7 +49,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from numpyro_dp.privacy import accounting
-from numpyro_dp.privacy.ledger import Plan, PrivacyBudgetError, Releases, flat_releases, require_counts, require_whole
+from numpyro_dp.privacy.ledger import Plan, PrivacyBudgetError, Releases, flat_releases, require_whole
 from numpyro_dp.privacy.mechanisms import NEIGHBORING_RELATIONS, Gaussian
 
 FORMAT = "numpyro_dp privacy budget 1"
@@ -229,37 +229,6 @@ class PrivacyBudget:
         """
         self.claimed(run, plan)
         return RunClaimant(self, run)
-
-    def _claim(
-        self, run: str, claimant: str, counts: Mapping[str, Sequence[int]], kinds: Mapping[str, Releases]
-    ) -> bool:
-        """See `RunClaimant.claim`."""
-        wanted = {name: require_whole(name, more, len(kinds[name].counts)) for name, more in counts.items()}
-        with self._locked():
-            known = self._read()
-            if all(charge.run != run for charge in known.charges):
-                raise PrivacyBudgetError(f"no run {run!r} was charged to {self.path}: it is another file than before")
-            claimed = known.claimed(run)
-            for name, more in wanted.items():
-                planned = kinds[name].counts
-                have = claimed.get(name, (0,) * len(planned))
-                if any(a + b > most for a, b, most in zip(have, more, planned, strict=True)):
-                    return False
-            self._append({"kind": "claim", "run": run, "claimant": claimant, "counts": wanted}, known)
-        return True
-
-    def _give_back(self, run: str, claimant: str, made: Mapping[str, list[int]]) -> None:
-        """See `RunClaimant.give_back`."""
-        with self._locked():
-            known = self._read()
-            own, unused = known.books.get((run, claimant), {}), {}
-            for name, counts in made.items():
-                claimed = own.get(name, [0] * len(counts))
-                if any(count > most for count, most in zip(counts, claimed, strict=True)):
-                    raise ValueError(f"{counts} {name} releases cannot have been made, of which {claimed} were claimed")
-                unused[name] = [most - count for count, most in zip(counts, claimed, strict=True)]
-            if any(map(any, unused.values())):
-                self._append({"kind": "give back", "run": run, "claimant": claimant, "counts": unused}, known)
 
     def claimed(self, run: str, plan: Plan) -> dict[str, tuple[int, ...]]:
         """What has been claimed of a run's releases, by whatever process; of no kind more than was planned.
@@ -560,7 +529,20 @@ class RunClaimant:
         :return: whether they were left. If they were, the claim is on the disk.
         :raises ValueError: if `counts` are no whole numbers, or negative.
         """
-        return self._budget._claim(self._run, self._name, counts, kinds)
+        budget, run = self._budget, self._run
+        wanted = {name: require_whole(name, more, len(kinds[name].counts)) for name, more in counts.items()}
+        with budget._locked():
+            known = budget._read()
+            if all(charge.run != run for charge in known.charges):
+                raise PrivacyBudgetError(f"no run {run!r} was charged to {budget.path}: it is another file than before")
+            claimed = known.claimed(run)
+            for name, more in wanted.items():
+                planned = kinds[name].counts
+                have = claimed.get(name, (0,) * len(planned))
+                if any(a + b > most for a, b, most in zip(have, more, planned, strict=True)):
+                    return False
+            budget._append({"kind": "claim", "run": run, "claimant": self._name, "counts": wanted}, known)
+        return True
 
     def give_back(self, made: Mapping[str, Sequence[int]]) -> None:
         """Give back what this claimant has claimed of some kinds, but for the releases that were made.
@@ -570,11 +552,21 @@ class RunClaimant:
         """
         whole = {name: require_whole(name, counts, len(counts)) for name, counts in made.items()}
         for name, counts in whole.items():
-            known = self._made.get(name, [0] * len(counts))
-            if any(now < before for now, before in zip(counts, known, strict=True)):
-                raise ValueError(f"{known} {name} releases were made before, and cannot be {counts} now")
+            said = self._made.get(name, [0] * len(counts))
+            if any(now < before for now, before in zip(counts, said, strict=True)):
+                raise ValueError(f"{said} {name} releases were made before, and cannot be {counts} now")
         self._made |= whole
-        self._budget._give_back(self._run, self._name, whole)
+        budget, run = self._budget, self._run
+        with budget._locked():
+            known = budget._read()
+            own, unused = known.books.get((run, self._name), {}), {}
+            for name, counts in whole.items():
+                claimed = own.get(name, [0] * len(counts))
+                if any(count > most for count, most in zip(counts, claimed, strict=True)):
+                    raise ValueError(f"{counts} {name} releases cannot have been made, of which {claimed} were claimed")
+                unused[name] = [most - count for count, most in zip(counts, claimed, strict=True)]
+            if any(map(any, unused.values())):
+                budget._append({"kind": "give back", "run": run, "claimant": self._name, "counts": unused}, known)
 
     def __reduce__(self):
         raise TypeError("a claimant cannot be copied or pickled: two of one name could give back what the other made")
@@ -610,7 +602,8 @@ def _require_price(plan: Plan) -> None:
     :raises PrivacyBudgetError: naming the price.
     :raises ValueError: if the counts of its releases are no counts.
     """
-    require_counts(plan.kinds)
+    for name, kind in plan.kinds.items():
+        require_whole(name, kind.counts, len(kind.mechanisms))
     if not (plan.eps > 0 and 0 <= plan.delta < 1):
         raise PrivacyBudgetError(
             f"a run costs a positive eps and a delta from 0 to 1, and this plan says ({plan.eps}, {plan.delta}). "

@@ -129,14 +129,8 @@ class Draw:
     def _closed(opened: "Opened", ledger: Any) -> "Draw":
         return Draw(opened.slots, opened.mechanism, ledger, _KEY)
 
-    def __copy__(self) -> "Draw":
-        raise TypeError("a draw cannot be copied: it is good for one release")
-
-    def __deepcopy__(self, memo: Any) -> "Draw":
-        return self.__copy__()
-
     def __reduce__(self) -> Any:
-        raise TypeError("a draw cannot be pickled: it holds noise")
+        raise TypeError("a draw cannot be copied or pickled: it holds noise, which is good for one release")
 
     def _take_one(self) -> Slots:
         if len(self) != 1:

@@ -14,9 +14,10 @@ bits are drawn, and decimal arithmetic of as many digits as it needs decides. Th
 Proof: docs/proofs/noise.md.
 """
 
+import contextlib
 import decimal
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -150,20 +151,12 @@ def _accept_exactly(law: Law, steps: int, whole: int, step: int, part: int, test
         part, test, bits = (part << 64) + int(more[0]), (test << 64) + int(more[1]), bits + 64
 
 
-class _precision:
+@contextlib.contextmanager
+def _precision(bits: int) -> Iterator[Decimal]:
     """Decimal arithmetic for numbers of so many bits; gives a bound on the error of a short computation."""
-
-    def __init__(self, bits: int):
-        self._digits = math.ceil(bits * math.log10(2)) + 2 * _DIGITS
-        self._context = decimal.localcontext()
-
-    def __enter__(self) -> Decimal:
-        context = self._context.__enter__()
-        context.prec, context.Emin, context.Emax = self._digits, -(10**9), 10**9
-        return Decimal(10) ** (_DIGITS - self._digits)
-
-    def __exit__(self, *error) -> None:
-        self._context.__exit__(*error)
+    digits = math.ceil(bits * math.log10(2)) + 2 * _DIGITS
+    with decimal.localcontext(prec=digits, Emin=-(10**9), Emax=10**9):
+        yield Decimal(10) ** (_DIGITS - digits)
 
 
 def poisson_rows(rate: float, num_rows: int, words: Words) -> np.ndarray:

@@ -48,18 +48,13 @@ def fingerprint(functions: Sequence[tuple[Callable, tuple]], values: Sequence[An
 def _derivatives(function: Callable, inputs: tuple) -> list[Any]:
     """The jaxprs of a function's derivatives, forward and backward."""
     found = []
-    for derivative in (_forward, _backward):
+    for derivative in (
+        lambda z, *rest: jax.jvp(lambda z: function(z, *rest), (z,), (z,)),
+        lambda z, *rest: jax.grad(lambda z: function(z, *rest))(z),
+    ):
         with suppress(Exception):  # a function that has no such derivative is never asked for it
-            found.append(jax.make_jaxpr(derivative(function))(*inputs))
+            found.append(jax.make_jaxpr(derivative)(*inputs))
     return found
-
-
-def _forward(function: Callable) -> Callable:
-    return lambda z, *rest: jax.jvp(lambda z: function(z, *rest), (z,), (z,))
-
-
-def _backward(function: Callable) -> Callable:
-    return lambda z, *rest: jax.grad(lambda z: function(z, *rest))(z)
 
 
 class _Digest:

@@ -20,7 +20,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from numpyro_dp.privacy import accounting
 from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batches, require_batches
 from numpyro_dp.privacy.mechanisms import Gaussian, Mechanism, rebuilt, with_noise_multiplier
 from numpyro_dp.privacy.noise import MAX_NOISE_MULTIPLIER, NoiseSource
+
+if TYPE_CHECKING:
+    from numpyro_dp.privacy.budget import PrivacyBudget, RunClaimant
 
 _forks = 0  # of the process, from the first one that imported this module down to this one
 
@@ -142,32 +145,6 @@ class Plan:
         return all(m.noise_multiplier > 0 for kind in self.kinds.values() for m in kind.mechanisms)
 
 
-class Claimant(Protocol):
-    """The hold that one ledger has on a run. What it has claimed, nobody else can make or give back."""
-
-    def claim(self, counts: Mapping[str, Sequence[int]], kinds: Mapping[str, Releases]) -> bool:
-        """Set so many more releases aside for this ledger alone, if they are left."""
-
-    def give_back(self, made: Mapping[str, Sequence[int]]) -> None:
-        """Give back what this ledger has claimed of these kinds, but for the releases that it has made."""
-
-
-class SharedBudget(Protocol):
-    """A budget that several runs draw on, in several processes; `numpyro_dp.PrivacyBudget`."""
-
-    def require(self, plan: Plan) -> None:
-        """Refuse a plan for which too little is left."""
-
-    def charge(self, plan: Plan, what: str) -> Any:
-        """Charge a whole plan; the result's `run` is the name of the run."""
-
-    def take_up(self, run: str, plan: Plan) -> Claimant:
-        """A new claimant for a run that was charged, which has claimed nothing yet."""
-
-    def claimed(self, run: str, plan: Plan) -> dict[str, tuple[int, ...]]:
-        """What all claimants together have set aside."""
-
-
 def flat_releases(
     kinds: Mapping[str, Releases], counts: Mapping[str, Sequence[int]] | None = None
 ) -> tuple[tuple[Mechanism, int], ...]:
@@ -196,15 +173,6 @@ def merged_stages(kinds: Mapping[str, Any]) -> dict[str, Any]:
         else:
             merged[name] = before + kind
     return merged
-
-
-def require_counts(kinds: Mapping[str, Releases]) -> None:
-    """Check that releases are counted by whole numbers. Negative ones would pay for others.
-
-    :raises ValueError: naming the kind and its counts.
-    """
-    for name, kind in kinds.items():
-        require_whole(name, kind.counts, len(kind.mechanisms))
 
 
 def require_whole(name: str, counts: Sequence[int], length: int) -> list[int]:
@@ -346,11 +314,11 @@ class Ledger:
     :ivar reproducible: whether the noise comes from a seed.
     """
 
-    def __init__(self, noise: NoiseSource | None, budget: SharedBudget | None = None, what: str = ""):
+    def __init__(self, noise: NoiseSource | None, budget: "PrivacyBudget | None" = None, what: str = ""):
         self._process = _this_process()
         self._budget, self._what = budget, what
         self._run: str | None = None  # in the budget, once it is charged
-        self._claimant: Claimant | None = None
+        self._claimant: RunClaimant | None = None
         self._taken: dict[str, tuple[int, ...]] = {}  # claimed by others before this ledger took up their run
         self._claimed: dict[str, list[int]] = {}  # by them, and by this ledger
         self._noise: NoiseSource | None = noise
@@ -365,7 +333,7 @@ class Ledger:
         self._warned = False
 
     @property
-    def budget(self) -> SharedBudget | None:
+    def budget(self) -> "PrivacyBudget | None":
         """Of the table, if the run is charged to one; None for a copy."""
         return self._budget
 
@@ -662,7 +630,7 @@ class Ledger:
             if self._claimant is None or self.closed:
                 return
             # First: should this be interrupted, what may have been given back is claimed anew.
-            self._claimed = {name: _least(counts, self._spent[name]) for name, counts in self._claimed.items()}
+            self._claimed = {name: list(map(min, counts, self._spent[name])) for name, counts in self._claimed.items()}
             self._claimant.give_back({name: self._own(name, counts) for name, counts in self._claimed.items()})
 
     def _own(self, name: str, counts: Sequence[int]) -> list[int]:
@@ -670,7 +638,7 @@ class Ledger:
         taken = self._taken.get(name, (0,) * len(counts))
         return [count - others for count, others in zip(counts, taken, strict=True)]
 
-    def resume(self, budget: SharedBudget) -> None:
+    def resume(self, budget: "PrivacyBudget") -> None:
         """Take up a run that was begun elsewhere: what nobody has claimed of its plan.
 
         :raises PrivacyBudgetError: if this is no copy of a run that was charged to `budget`, or its noise has a seed.
@@ -733,7 +701,3 @@ def _reference(leaf: Any) -> Any:
 
 def _at(length: int, stage: int, count: int) -> list[int]:
     return [count if k == stage else 0 for k in range(length)]
-
-
-def _least(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    return [min(pair) for pair in zip(one, other, strict=True)]

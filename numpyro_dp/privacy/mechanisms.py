@@ -344,9 +344,7 @@ def noise_per_row_bound(noise_multiplier: float, relation: str) -> float:
 
     (The exception is its event for batches without replacement, which counts it in units of the sensitivity ``2 B``.)
     """
-    _check(
-        relation in NEIGHBORING_RELATIONS, f"unknown neighboring relation {relation!r}: {list(NEIGHBORING_RELATIONS)}"
-    )
+    check_relation(relation)
     return bounds_per_row(relation) * noise_multiplier
 
 
@@ -523,8 +521,8 @@ _KNOWN = (Gaussian, PoissonGaussian, TruncatedPoissonGaussian, FixedBatchGaussia
 
 
 def check_relation(relation: str) -> None:
-    names = " or ".join(repr(name) for name in NEIGHBORING_RELATIONS)
-    _check(relation in NEIGHBORING_RELATIONS, f"neighboring_relation must be {names}, got {relation!r}")
+    names = ", ".join(map(repr, NEIGHBORING_RELATIONS))
+    _check(relation in NEIGHBORING_RELATIONS, f"neighboring_relation must be one of {names}, got {relation!r}")
 
 
 def _check_public_size(mechanism: Mechanism, relation: str) -> None:

@@ -297,14 +297,8 @@ class Vault:
         other._rows, other._structured, other._trace = tuple(rows), None, trace_state()
         return other
 
-    def __copy__(self) -> "Vault":
-        raise TypeError("a vault cannot be copied: it holds the rows")
-
-    def __deepcopy__(self, memo: Any) -> "Vault":
-        return self.__copy__()
-
     def __reduce__(self) -> Any:
-        raise TypeError("a vault cannot be pickled: it holds the rows")
+        raise TypeError("a vault cannot be copied or pickled: it holds the rows")
 
     @contextmanager
     def _aside(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ which run the same program (`jax.distributed`), that is the host of the first on
 Proof: docs/proofs/clipping.md.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -20,8 +21,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from numpyro_dp.privacy.clipping import ClippedSum, UnclippedSum, normalize
-
-Row = tuple[jax.Array, ...]
 
 
 class Layout(NamedTuple):
@@ -36,10 +35,7 @@ class Layout(NamedTuple):
 
     @property
     def num_shards(self) -> int:
-        size = 1
-        for axis in self.axes:
-            size *= self.mesh.shape[axis]
-        return size
+        return math.prod(self.mesh.shape[axis] for axis in self.axes)
 
     @property
     def num_processes(self) -> int:
