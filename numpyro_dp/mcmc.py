@@ -101,7 +101,8 @@ class MCMC(numpyro_mcmc.MCMC):
         try:
             self.sampler.require_names(extra_fields, init_params, self.num_chains, args, kwargs)
             self.sampler.require_budget(steps, self.num_chains, args, kwargs, planned, start)
-            with _no_compilation_cache_on_disk():
+            # NumPy would warn of a value that is too large for single precision, which one row may have.
+            with _no_compilation_cache_on_disk(), np.errstate(all="ignore"):
                 with _announced(self.sampler, self.progress_bar, tables):
                     self.sampler.prepare(*args, **kwargs)
                 self._jit_model_args = jit_model_args or self.sampler.wants_table_as_argument(args, kwargs)
@@ -191,8 +192,9 @@ def _is_key(value: Any) -> bool:
 def _announced(kernel: DPKernel, shown: bool, tables: Iterable[StreamedTable]) -> Iterator[None]:
     """Show what a preparation is at, in the place of NumPyro's bar, which comes later. It goes by released numbers.
 
-    :param tables: that are read in pieces: each shows a bar for each pass.
+    :param tables: that are read in pieces: each shows a bar for each pass, where it may say how many rows there are.
     """
+    bars_for_passes = shown and kernel.settings.table_size_is_public
     bars: list[tqdm] = []
 
     def show(text: str) -> None:
@@ -205,7 +207,7 @@ def _announced(kernel: DPKernel, shown: bool, tables: Iterable[StreamedTable]) -
     try:
         kernel.announce = show if shown else before
         for table in tables:
-            table.progress_bar = shown
+            table.progress_bar = bars_for_passes
         yield
     finally:
         kernel.announce = before

@@ -174,7 +174,7 @@ def _array(column: Any) -> np.ndarray:
             column = column.to_list()
     if type(column).__module__.startswith("pyarrow"):
         return _of_arrow(column)
-    if hasattr(column, "dt") and getattr(column.dtype, "tz", None) is not None:  # pandas
+    if getattr(getattr(column, "dtype", None), "tz", None) is not None and hasattr(column, "dt"):  # pandas
         column = column.dt.tz_convert("UTC").dt.tz_localize(None)
     if isinstance(getattr(column, "dtype", None), np.dtype) and column.dtype.kind in "biufM":
         if not isinstance(column, np.ma.MaskedArray):

@@ -21,7 +21,7 @@ class KernelOptions(TypedDict, total=False):
     :param neighboring_relation: which tables are neighbours: a row has other values (``"replace_one"``; n is public), a
         row is there or not (``"add_or_remove_one"``; n is private), or a row counts as nothing (``"zero_out"``; n is
         public). The last is weaker than the first: what a person's row says is hidden behind their having said nothing,
-        not behind whatever they might have said; two answers differ by up to ``2 eps``.
+        not behind whatever they might have said; two answers differ by up to ``2 eps``, with ``(1 + e^eps) delta``.
     :param num_iterations: iterations of one chain, warmup included, that the budget is for. `numpyro_dp.MCMC` knows;
         ``numpyro.infer.MCMC`` does not. Give more than a run needs to keep budget for later runs.
     :param num_chains: chains that the budget is for; as `num_iterations`.

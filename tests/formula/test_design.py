@@ -344,6 +344,16 @@ def test_no_value_decides_what_others_become(kind, container):
                     assert part[k] == alone_part[0], odd
 
 
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_a_value_that_is_missing_from_a_category_is_no_error(kind):
+    """Pandas computes with all of its values where somebody asks whether they are dates."""
+    usual, column = COLUMNS[kind]
+    for k, values in enumerate(([None, *usual], [usual[0], None, usual[1]])):
+        found, missing = code_column(pd.Series(pd.Categorical(values)), column)
+        assert missing.tolist() == [j == k for j in range(3)]
+        np.testing.assert_array_equal(found[~missing], coded_column(usual, column).values)
+
+
 def test_what_odd_values_become():
     found = {repr(odd): code_column([odd], AGES) for odd in ODD}
     assert found["'41'"][0] == 41

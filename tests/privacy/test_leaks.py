@@ -354,6 +354,21 @@ def test_pickles_hold_no_row(make):
     np.testing.assert_array_equal(to_arviz(again)["posterior"]["b"], mcmc.get_samples(group_by_chain=True)["b"])
 
 
+@pytest.mark.parametrize("options", [{"jit_model_args": True}, {}], ids=["as an argument", "since it is large"])
+def test_no_value_is_warned_of_where_programs_take_the_table_as_an_argument(options, monkeypatch):
+    """NumPy would warn of one beyond single precision, whoever casts it."""
+    monkeypatch.setattr(numpyro_dp.kernels.base, "_LARGE_TABLE", 0)
+
+    def location(y):
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(b, 1.0), obs=y)
+
+    kernel = DPPenalty(location, eps=1.0, prepare=False)
+    mcmc = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False, **options)
+    mcmc.run(jax.random.key(0), np.append(np.zeros(300), 1e300))  # warnings are errors
+
+
 def test_the_noise_seed_is_not_in_pickles():
     seed = 987654321987654321
     kernel = DPPenalty(model, eps=1.0, prepare=False, noise_seed=seed)

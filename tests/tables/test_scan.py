@@ -499,6 +499,28 @@ def separate_visits(table, members=None, **options):
     )
 
 
+@pytest.mark.filterwarnings("ignore:the posterior may be off")  # of so few draws
+@pytest.mark.parametrize(
+    ("options", "is_told"),
+    [
+        pytest.param({}, True, marks=pytest.mark.nightly),
+        ({"neighboring_relation": "add_or_remove_one", "delta": 1e-5}, False),
+        pytest.param({"max_rows_per_unit": 2}, False, marks=pytest.mark.nightly),
+    ],
+)
+def test_a_bar_tells_of_pieces_only_where_sizes_are_public(options, is_told, capsys):
+    table = in_pieces(table_of_visits()[0], (300, 700))
+    who = table.unit("who")
+    num_persons = who.num_units
+    unit = {"unit": "person"} if "max_rows_per_unit" in options else {}
+    kernel = DPHMC(visits if unit else model, eps=3.0, **unit, **options)
+    mcmc = MCMC(kernel, num_warmup=2, num_samples=2)
+    of_units = (who, num_persons) if unit else ()
+    mcmc.run(jax.random.key(0), table[["a", "c"]], *of_units, y=table["y"])
+    assert ("row" in capsys.readouterr().err) == is_told
+    assert not table.progress_bar
+
+
 def test_whose_a_row_is_belongs_to_the_plan_unless_it_is_private():
     table, _, persons = table_of_visits()
     separated, units = separate_visits(table)
