@@ -69,7 +69,7 @@ class Store(Protocol):
 
 
 class Owners:
-    """One owner's end of the exchange. Use `JaxProcesses`, or `LocalExchange` in tests.
+    """One owner's end of the exchange. Use `JaxOwners`, or `LocalExchange` in tests.
 
     Start with `check` for everything that must be the same at all owners. `exchange` computes nothing with JAX, so a
     callback may call it while a compiled loop runs, and several threads may at the same time. As each exchange waits
@@ -258,16 +258,16 @@ def _named(owners: Sequence[int]) -> str:
     return f"owner{'s' * (len(owners) > 1)} {', '.join(map(str, owners))}"
 
 
-class JaxProcesses(Owners):
+class JaxOwners(Owners):
     """Owners in the processes of JAX's multi-process runtime: one owner a process, with the process's index.
 
     Messages go through the key-value store of JAX's coordinator, which lives in owner 0's process. All owners make
-    their `JaxProcesses` objects in the same order. Either connect here::
+    their `JaxOwners` objects in the same order. Either connect here::
 
-        with JaxProcesses.connect("10.0.0.1:8476", num_owners=3, index=0) as owners:
+        with JaxOwners.connect("10.0.0.1:8476", num_owners=3, index=0) as owners:
             ...
 
-    or make a ``JaxProcesses()`` after ``jax.distributed.initialize``. Then JAX aborts all processes some time after one
+    or make a ``JaxOwners()`` after ``jax.distributed.initialize``. Then JAX aborts all processes some time after one
     has died; with `connect`, the others end with an `OwnersError` only. Either way, if owner 0's process dies, the
     coordinator dies with it, and JAX aborts the others at once.
 
@@ -284,7 +284,7 @@ class JaxProcesses(Owners):
         state = distributed.global_state
         if state.client is None:
             raise RuntimeError(
-                "this process is not connected to other owners: use JaxProcesses.connect(coordinator_address, "
+                "this process is not connected to other owners: use JaxOwners.connect(coordinator_address, "
                 "num_owners, index), or call jax.distributed.initialize first"
             )
         # At its first use JAX introduces the devices of all processes to each other, and would wait for one that died.
@@ -300,7 +300,7 @@ class JaxProcesses(Owners):
         index: int,
         timeout: float = DEFAULT_TIMEOUT,
         **options: Any,
-    ) -> "JaxProcesses":
+    ) -> "JaxOwners":
         """Connect this process with the other owners', before anything is computed with JAX.
 
         `close`, or the end of a ``with`` block or of the process, disconnects it again. Owner 0's process ends only

@@ -36,7 +36,7 @@ class KernelOptions(TypedDict, total=False):
     :param max_rows_per_unit: makes it private which rows are whose, and how many each unit has: this cap is public, and
         how many units there are. Of each unit the first so many rows count. Needs the *name* of an argument as `unit`.
     :param owners: for rows that belong to several data owners: each row's owner as integers from 0 (public), or an
-        exchange such as `numpyro_dp.owners.JaxProcesses` in the process of each owner. See `numpyro_dp.owners`.
+        exchange such as `numpyro_dp.owners.JaxOwners` in the process of each owner. See `numpyro_dp.owners`.
     :param budget: `numpyro_dp.PrivacyBudget` of the table, which the whole plan is charged to before the first release.
     :param noise_seed: a secret integer that makes the noise reproducible, for the same model, settings and versions of
         the libraries. Default: fresh entropy.

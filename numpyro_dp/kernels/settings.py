@@ -124,7 +124,7 @@ class Settings:
         if index.ndim != 1 or not np.issubdtype(index.dtype, np.integer) or index.size == 0 or index.min() < 0:
             raise ValueError(
                 "owners must be each row's owner as integers from 0, shape (n,), or an exchange such as "
-                f"numpyro_dp.owners.JaxProcesses(); got {type(owners).__name__} of shape {index.shape}, {index.dtype}"
+                f"numpyro_dp.owners.JaxOwners(); got {type(owners).__name__} of shape {index.shape}, {index.dtype}"
             )
         if not isinstance(self.batches, AllRows):
             raise ValueError("each owner uses all of its rows: leave batch_size out")

@@ -11,14 +11,14 @@ import jax
 import numpy as np
 
 from numpyro_dp import DPHMC, MCMC, DPPenalty
-from numpyro_dp.owners import JaxProcesses
+from numpyro_dp.owners import JaxOwners
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from helpers import owners_model
 
 
 def main(address: str, num_owners: int, index: int, directory: Path) -> None:
-    with JaxProcesses.connect(address, num_owners, index, timeout=60) as owners:
+    with JaxOwners.connect(address, num_owners, index, timeout=60) as owners:
         owners_model.repeatable_noise(owner=index)
         X, y = owners_model.rows_of(directory, index)
         owners.sent = []

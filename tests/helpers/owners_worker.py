@@ -70,7 +70,7 @@ def agree(owners) -> dict:
     for i in range(100):
         owners.exchange(b"timed %d" % i, np.arange(2))
     results["milliseconds"] = (time.perf_counter() - start) * 10
-    with owners_module.JaxProcesses(owners.timeout) as others:
+    with owners_module.JaxOwners(owners.timeout) as others:
         others.check(b"settings", b"step_size=0.2")
         results["second run"] = run_chains(others, "a")
     return {**results, "num_devices": len(devices)}
@@ -118,7 +118,7 @@ SCENARIOS = {
 def main(scenario: str, address: str, num_owners: str, index: str, timeout: str) -> None:
     outcome: dict = {}
     try:
-        with owners_module.JaxProcesses.connect(
+        with owners_module.JaxOwners.connect(
             address, int(num_owners), int(index), timeout=float(timeout), coordinator_bind_address=address
         ) as owners:
             owners.sent = []

@@ -16,7 +16,7 @@ import pytest
 from helpers.addresses import reserved_address
 from jax.experimental import io_callback
 
-from numpyro_dp.owners import JaxProcesses, LocalExchange, OwnersError
+from numpyro_dp.owners import JaxOwners, LocalExchange, OwnersError
 
 WORKER = Path(__file__).parents[1] / "helpers" / "owners_worker.py"
 
@@ -252,8 +252,8 @@ def test_timeout_must_be_positive(timeout):
 
 
 def test_unconnected_process_is_told_how_to_connect():
-    with pytest.raises(RuntimeError, match=r"JaxProcesses.connect"):
-        JaxProcesses()
+    with pytest.raises(RuntimeError, match=r"JaxOwners.connect"):
+        JaxOwners()
 
 
 # -- In processes ------------------------------------------------------------------------------------------------------
