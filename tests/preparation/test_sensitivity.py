@@ -283,8 +283,13 @@ def norms(values):
     return np.linalg.norm(values, axis=1)
 
 
+EVERYDAY = {(logistic, "replace_one"), (log_normal, "add_or_remove_one"), (linear, "add_or_remove_one")}
 CASES = [
-    pytest.param(density, relation, smooth, id=f"{density.__name__}-{relation}-{'smooth' if smooth else 'kinked'}")
+    pytest.param(
+        *(density, relation, smooth),
+        id=f"{density.__name__}-{relation}-{'smooth' if smooth else 'kinked'}",
+        marks=() if (density, relation) in EVERYDAY else pytest.mark.nightly,
+    )
     for density in (logistic, log_normal, linear)
     for relation, smooth in (("replace_one", True), ("add_or_remove_one", True), ("add_or_remove_one", False))
 ]

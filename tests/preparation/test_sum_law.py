@@ -62,7 +62,10 @@ def assert_same_up_to_a_constant(found, exact, most):
 
 @pytest.mark.parametrize(
     ("n", "heads", "sd"),
-    [(20, 5.0, 4.0), (50, 3.0, 1.0), (50, 0.0, 1.0), (50, -1.5, 1.0), (500, 20.0, 3.0), (500, 250.0, 15.0)],
+    some_every_day(
+        [(20, 5.0, 4.0), (50, 3.0, 1.0), (50, 0.0, 1.0), (50, -1.5, 1.0), (500, 20.0, 3.0), (500, 250.0, 15.0)],
+        [(50, -1.5, 1.0), (500, 20.0, 3.0)],
+    ),
 )
 def test_a_count_of_heads(n, heads, sd):
     density, _ = law_of(coin, np.arange(n) % 2, sd=2 * sd, n=n)  # a statistic is -1 or 1
@@ -216,7 +219,7 @@ def run(kernel, *args, samples=500, **options):
 @functools.cache
 def proportion():
     """The project's smallest case: one proportion, 500 rows, eps 1."""
-    return run(DPExponentialFamily(coin, eps=1.0, noise_seed=1), Y)
+    return run(DPExponentialFamily(coin, eps=1.0, noise_seed=1), Y, samples=200)
 
 
 def test_one_release_gives_the_posterior_of_what_was_released():
@@ -230,8 +233,8 @@ def test_one_release_gives_the_posterior_of_what_was_released():
     mean = exact @ p
     sd = math.sqrt(exact @ (p - mean) ** 2)
     draws = np.asarray(mcmc.get_samples()["probs"])
-    assert abs(draws.mean() - mean) < 6 * sd / math.sqrt(400)  # draws are as good as independent, or nearly
-    assert abs(draws.std() / sd - 1) < 6 / math.sqrt(2 * 400)
+    assert abs(draws.mean() - mean) < 6 * sd / math.sqrt(160)  # draws are as good as independent, or nearly
+    assert abs(draws.std() / sd - 1) < 6 / math.sqrt(2 * 160)
     assert abs(mean - 0.3) < 6 * sd
     assert mcmc.privacy.posterior.trusted
 
@@ -244,7 +247,7 @@ def test_it_is_paid_once():
     before = np.asarray(mcmc.get_samples()["probs"]).mean()
     mcmc.run(jax.random.key(1), Y)
     assert mcmc.privacy.eps_spent == pytest.approx(1.0, rel=1e-6)
-    assert np.asarray(mcmc.get_samples()["probs"]).mean() == pytest.approx(before, abs=0.01)
+    assert np.asarray(mcmc.get_samples()["probs"]).mean() == pytest.approx(before, abs=0.02)
 
 
 @pytest.mark.statistical

@@ -324,7 +324,7 @@ def test_where_a_person_may_have_more_rows_their_number_is_private(relation, mon
 
 
 @pytest.mark.parametrize("n", [0, pytest.param(1, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("name", some_every_day(RUNS, {"hmc_prepared", "persons_rate", "statistics"}))
+@pytest.mark.parametrize("name", some_every_day(RUNS, {"hmc_prepared", "persons_rate"}))
 def test_runs_on_no_row_and_on_one(name, n):
     samples, *_ = handed_out(RUNS[name], arguments(name, n))
     assert isinstance(samples, dict), samples

@@ -356,7 +356,9 @@ def test_the_preparation_asks_units_too():
     [
         lambda: DPPenalty(model, eps=2.0, prepare=False, step_size=0.05, clip_ratio=1.0, unit=PERSON),
         lambda: DPPenalty(model, eps=2.0, prepare=False, step_size=0.05, batch_size=5, unit="person"),
-        lambda: DPHMC(model, eps=2.0, prepare=False, step_size=0.05, unit=list(PERSON)),
+        pytest.param(
+            lambda: DPHMC(model, eps=2.0, prepare=False, step_size=0.05, unit=list(PERSON)), marks=pytest.mark.nightly
+        ),
         pytest.param(lambda: DPBarker(model, eps=2.0, step_size=0.05, unit=PERSON), marks=pytest.mark.nightly),
         pytest.param(lambda: DPSGLD(model, eps=2.0, batch_size=5, unit=PERSON), marks=pytest.mark.nightly),
     ],
