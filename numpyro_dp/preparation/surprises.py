@@ -24,8 +24,7 @@ _BELIEVED, _BELIEVED_ALONE, _LIKELY = 2.5, 3.5, 1.0
 ones are likely to be there, too; and the shortest ones."""
 _CONFIRMED = 3.5
 """Standard deviations from which several counts together are believed. The first is made where tight bounds have led,
-which may be some way off: of 58 negative binomial tables of 20,000 rows, as the model says, it was believed in 13, and
-with the next one in none."""
+which may be some way off, and alone is wrong too often (docs/small-eps.md)."""
 _LOUDEST = 2.5
 """Noise in each coordinate, in posterior standard deviations, beyond which no bound is raised."""
 _LEAST_EXPECTED = 1.0
