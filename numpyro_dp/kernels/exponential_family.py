@@ -243,12 +243,6 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
         return Prepared(
             "statistics",
             begun.cut.names,
-            None,
-            1,
-            None,
-            None,
-            None,
-            None,
             modes.best,
             modes.covariance,
             statistics=statistics,

@@ -386,14 +386,13 @@ class PreparedKernel(DPKernel):
         return Prepared(
             "surrogate",
             cut.names,
+            start,
+            covariance,
             surrogate.frame,
             len(found.rounds),
             surrogate,
             checked,
             stages[-1].bounds,
-            None,
-            start,
-            covariance,
             centred=survey.centres,
             mirror=find_mirror(symmetries, cut, surrogate, start),
             steps=begun.steps,
@@ -420,14 +419,11 @@ class PreparedKernel(DPKernel):
         return Prepared(
             "walk",
             survey.cut.names,
-            found.frame,
-            len(found.rounds),
-            None,
-            None,
-            None,
-            slope,
             start,
             covariance,
+            found.frame,
+            len(found.rounds),
+            slope=slope,
             step=min(2.38 / math.sqrt(m), 2 / (noise * math.sqrt(m))),
             has_arrived=found.has_arrived,
         )
@@ -435,20 +431,8 @@ class PreparedKernel(DPKernel):
     def _own(self, begun: "_Search", fund: Fund, found: Found) -> Prepared:
         """Coordinates and clip bound of the kernel's own chain; what is left of the reserve pays for the bound."""
         start, covariance = start_near(begun.survey.cut, found.frame, begun.z_prior)
-        names = begun.survey.cut.names
-        prepared = Prepared(
-            "own",
-            names,
-            found.frame,
-            len(found.rounds),
-            None,
-            None,
-            None,
-            None,
-            start,
-            covariance,
-            has_arrived=found.has_arrived,
-        )
+        names, arrived = begun.survey.cut.names, found.has_arrived
+        prepared = Prepared("own", names, start, covariance, found.frame, len(found.rounds), has_arrived=arrived)
         chain = OwnChain(prepared, self)
         (kind,) = self.settings.clips
         slope = find_slope(

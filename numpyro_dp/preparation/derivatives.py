@@ -74,6 +74,11 @@ class Frame(NamedTuple):
         """phi of `u`."""
         return jnp.asarray(self.center) + jnp.asarray(self.whitening) @ u
 
+    def of(self, phi: jax.Array) -> jax.Array:
+        """u of `phi`."""
+        inverse = np.linalg.inv(np.asarray(self.whitening, float))
+        return jnp.asarray(inverse, phi.dtype) @ (phi - jnp.asarray(self.center, phi.dtype))
+
 
 class Bounds(NamedTuple):
     """Clip bounds of one row, not tempered.
