@@ -41,7 +41,7 @@ from numpyro_dp.model.arguments import PublicArguments, is_streamed, placeholder
 from numpyro_dp.model.marginal import doubts_of_latents, with_rule
 from numpyro_dp.model.separable import SeparableModel, released_model
 from numpyro_dp.model.separate import separate
-from numpyro_dp.model.units import group_rows, require_same_groups
+from numpyro_dp.model.units import group_rows
 from numpyro_dp.preparation.fund import silent
 from numpyro_dp.preparation.verdict import standing, unmixed
 from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batches
@@ -724,7 +724,7 @@ class DPKernel(MCMCKernel, Algorithm):
                 self._of_latents = doubts_of_latents(separated, self._public_size(separated))
             self._separated[_signature(args, kwargs)] = separated
         elif isinstance(self._settings.unit, str):
-            require_same_groups(separated, self._settings.unit, args, kwargs)
+            separated.require_same(self._settings.unit, args, kwargs)
         self._see(separated, separated.public(args, kwargs), known is None)
         return separated
 
