@@ -165,8 +165,6 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
             raise RuntimeError("this kernel was not initialised: call `init` first, or use it in an MCMC")
         return self._family
 
-    _released = "statistics"
-
     def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"statistics": (1, self._known_family.size + self._counts_rows)}
 

@@ -277,14 +277,8 @@ class StochasticGradientKernel(PreparedKernel):
 
     # -- The interface of DPKernel -----------------------------------------------------------------------------------
 
-    def releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
-        return {"grad": num_iterations * num_chains * self._num_steps}
-
     def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"grad": (self._num_steps, num_params)}
-
-    def request(self, carry: Any) -> dict[str, jax.Array | int]:
-        return {"grad": self._num_steps}
 
     def describe_exactness(self) -> str:
         return (

@@ -100,12 +100,6 @@ class Chain(Algorithm):
         self.prepared, self._log_prior = prepared, log_prior
         self.num_warmup = 0
 
-    def releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
-        return dict.fromkeys(self.noise_shapes(0), num_iterations * num_chains)
-
-    def request(self, carry: Any) -> dict[str, jax.Array | int]:
-        return dict.fromkeys(self.noise_shapes(0), 1)
-
     def init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
         return jnp.zeros((), z.dtype)
 
