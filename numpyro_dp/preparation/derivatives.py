@@ -141,7 +141,7 @@ _NO_DERIVATIVES = (
 
 def is_centred(cut: Cut, target: PrivateTarget) -> bool:
     """Whether the model tells how rows come about, and a row's place is public, so that gradients can be centred."""
-    return cut.drawn_log_density is not None and target.has_public_places
+    return cut.drawn_log_density is not None and target.vault.has_public_places
 
 
 class Survey:
@@ -184,7 +184,7 @@ class Survey:
             return plain_scores(self.cut, frame, jnp.ones((), self.dtype), row, self._is_smooth)[:2]
 
         try:
-            alone(asked_for, self._target.one_row)
+            alone(asked_for, self._target.vault.one_row)
         except RowsMeetError as error:
             raise UnsupportedModelError([describe_hazard(name) for name in error.hazards]) from None
         except Exception as error:
