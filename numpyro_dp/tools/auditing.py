@@ -75,13 +75,9 @@ class AuditResult:
     def __str__(self) -> str:
         verdict = "below the claim" if self.holds else "ABOVE THE CLAIM: this is a bug"
         runs = f"{len(self.scores[0])} + {len(self.scores[1])} runs ({self.neighboring_relation})"
-        found = f"at least {_rounded_down(self.eps_lower)} (confidence {self.confidence:.6g})"
+        lower = math.floor(1_000 * self.eps_lower) / 1_000  # never more than was found
+        found = f"at least {lower:.3f} (confidence {self.confidence:.6g})"
         return f"Audit of {runs}: eps at delta {self.delta:.3g} is {found}, {verdict} of {self.eps:.4g}"
-
-
-def _rounded_down(bound: float) -> str:
-    """Three decimals of a lower bound, never more than was found."""
-    return f"{math.floor(1_000 * bound) / 1_000:.3f}"
 
 
 def audit(
