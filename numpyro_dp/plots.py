@@ -28,13 +28,8 @@ if TYPE_CHECKING:
     from numpyro_dp.tools.planning import RunPlan
     from numpyro_dp.tools.rehearsal import Rehearsal
 
-_COLOURS = (
-    "#9a9a9a",
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-)  # grey first, then colours that the colour-blind tell apart
+# Grey first, then colours that the colour-blind tell apart.
+_COLOURS = "#9a9a9a", "#0072b2", "#d55e00", "#009e73", "#cc79a7"
 _ENOUGH_TABLES = 10
 """Of fewer simulated tables, intervals that cover all or none say nothing about a level."""
 
@@ -104,7 +99,7 @@ def plot_audit(result: "AuditResult", ax: "Axes | None" = None) -> "Axes":
     axes.fill_between(alpha, 0, allowed, color=_COLOURS[0], alpha=0.35, linewidth=0, label="ruled out by the claim")
     axes.plot(alpha, allowed, color=_COLOURS[0], linewidth=1.2)
     axes.plot(alpha, 1 - alpha, color="#444444", linewidth=0.8, linestyle=":", label="guessing blindly")
-    low, high = zip(_exact_interval(positives, len(second)), _exact_interval(negatives, len(first)), strict=True)
+    low, high = zip(exact_interval(positives, len(second)), exact_interval(negatives, len(first)), strict=True)
     fewest, most = (np.interp(alpha, of[0][::-1], of[1][::-1]) for of in (low, high))
     axes.fill_between(
         alpha, fewest, most, color=_COLOURS[1], alpha=0.2, linewidth=0, label="95% band of so many trials"
@@ -113,23 +108,19 @@ def plot_audit(result: "AuditResult", ax: "Axes | None" = None) -> "Axes":
         positives / len(second), negatives / len(first), color=_COLOURS[1], linewidth=1.8, label="this audit's guess"
     )
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="false positives", ylabel="false negatives", aspect="equal")
-    axes.set_title(
+    title = (
         f"claimed: eps {result.eps:.3g} at delta {result.delta:.2g}\n"
         f"found in {len(first):,} + {len(second):,} trials: at least {max(result.eps_lower, 0):.3g} "
-        f"(confidence {result.confidence:.5g})",
-        fontsize=10,
-        loc="left",
+        f"(confidence {result.confidence:.5g})"
     )
-    axes.legend(frameon=False, fontsize=9)
-    return axes
+    return _finish(axes, title, fontsize=9)
 
 
-def _exact_interval(counts: np.ndarray, trials: int) -> tuple[np.ndarray, np.ndarray]:
-    """95% intervals of a probability, from counts (Clopper and Pearson 1934)."""
-    low = np.where(
-        counts > 0, scipy.stats.beta.ppf(0.025, np.maximum(counts, 1), trials - np.maximum(counts, 1) + 1), 0.0
-    )
-    high = np.where(counts < trials, scipy.stats.beta.ppf(0.975, counts + 1, np.maximum(trials - counts, 1)), 1.0)
+def exact_interval(counts: np.ndarray, trials: int, error: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
+    """Intervals of a probability, from counts (Clopper and Pearson 1934); each end is wrong with half of `error`."""
+    some, fewer = np.maximum(counts, 1), np.maximum(trials - counts, 1)
+    low = np.where(counts > 0, scipy.stats.beta.ppf(error / 2, some, trials - some + 1), 0.0)
+    high = np.where(counts < trials, scipy.stats.beta.ppf(1 - error / 2, counts + 1, fewer), 1.0)
     return low, high
 
 
@@ -166,8 +157,7 @@ def plot_plan(plan: "RunPlan", ax: Any = None) -> np.ndarray:
     left.set(xscale="log", yscale="log", xlabel="eps", xlim=(budgets[0], budgets[-1]))
     left.set_ylim(min(0.01, smallest / 2), 60)
     left.set_ylabel("error of a mean, in posterior sds")
-    left.set_title(f"{plan.n:,.0f} rows, {plan.d} parameters: dots at eps {plan.eps:g}", fontsize=10, loc="left")
-    left.legend(frameon=False, fontsize=8.5, loc="best")
+    _finish(left, f"{plan.n:,.0f} rows, {plan.d} parameters: dots at eps {plan.eps:g}", loc="best")
 
     clips, fewest = np.geomspace(0.5, 20, 25), 0.01
     by_clip = [plan.at(slope=clip * plan.slope) for clip in clips]
@@ -187,8 +177,7 @@ def plot_plan(plan: "RunPlan", ax: Any = None) -> np.ndarray:
     right.axvline(1, color="#444444", linewidth=0.8, linestyle=":")
     right.set(xscale="log", yscale="log", xlim=(clips[0], clips[-1]), ylim=(max(fewest, 1e-6), 1e4))
     right.set(xlabel="clip bound, relative to the planned one", ylabel="effective draws, all chains")
-    right.set_title("Walks only: half the clip bound, four times the draws", fontsize=10, loc="left")
-    right.legend(frameon=False, fontsize=8.5, loc="best")
+    _finish(right, "Walks only: half the clip bound, four times the draws", loc="best")
     return panels
 
 
@@ -211,8 +200,7 @@ def plot_rehearsal(found: "Rehearsal", ax: Any = None) -> np.ndarray:
         left.plot([], [], color=_COLOURS[1], linewidth=0.6, label="each parameter")
     left.set(xlim=(0, 1), ylim=(0, 1), xlabel="level of the interval", ylabel="share that covers the truth")
     few = "" if count >= _ENOUGH_TABLES else ": too few to judge coverage by"
-    left.set_title(f"{count} simulated table(s), eps {found.eps:g}{few}", fontsize=10, loc="left")
-    left.legend(frameon=False, fontsize=8.5, loc="upper left")
+    _finish(left, f"{count} simulated table(s), eps {found.eps:g}{few}", loc="upper left")
 
     exact = np.isfinite(found.error).any()
     values = found.error if exact else (found.mean - found.truth) / found.sd
@@ -259,9 +247,7 @@ def plot_privacy(report: "PrivacyReport", ax: "Axes | None" = None) -> "Axes":
     )
     axes.set(yscale="log", xlabel="eps", ylabel="delta", xlim=(0, grid[-1]))
     axes.set_ylim(max(report.delta * 1e-4, 1e-15), 1)
-    axes.set_title(f"Every point of the curve holds at once ({report.kernel})", fontsize=10, loc="left")
-    axes.legend(frameon=False, fontsize=8.5)
-    return axes
+    return _finish(axes, f"Every point of the curve holds at once ({report.kernel})")
 
 
 def plot_label(report: "PrivacyReport", ax: "Axes | None" = None) -> "Axes":
@@ -314,9 +300,7 @@ def plot_budget(of: "PrivacyReport | PrivacyBudget", ax: "Axes | None" = None) -
     axes.set_ylabel(f"eps at delta {of.delta:.2g}")
     walks = any(name in _OF_CHAINS for name in of.kinds)
     when = "" if walks else ": all is released before the first iteration"
-    axes.set_title(f"{of.kernel}, {of.num_chains} chain(s){when}", fontsize=10, loc="left")
-    axes.legend(frameon=False, fontsize=8.5, loc="lower right")
-    return axes
+    return _finish(axes, f"{of.kernel}, {of.num_chains} chain(s){when}", loc="lower right")
 
 
 def _draw_charges(budget: PrivacyBudget, ax: Any) -> "Axes":
@@ -331,9 +315,7 @@ def _draw_charges(budget: PrivacyBudget, ax: Any) -> "Axes":
     _mark_budget(axes.axvline, budget.eps)
     axes.set_xlim(0, 1.1 * max(budget.eps, *values))
     axes.set_xlabel("eps, each run at its own delta")
-    axes.set_title(f"{budget.path.name}: eps {spent:.3g} of {budget.eps:g} is spent", fontsize=10, loc="left")
-    axes.legend(frameon=False, fontsize=8.5, loc="best")
-    return axes
+    return _finish(axes, f"{budget.path.name}: eps {spent:.3g} of {budget.eps:g} is spent", loc="best")
 
 
 def _mark_budget(line: Any, eps: float) -> None:
@@ -361,7 +343,8 @@ def plot_noise(mcmc: Any, ax: "Axes | None" = None) -> "Axes":
     largest = max(4.0, float(np.quantile(noise, 0.99)))
     grid = np.linspace(0, largest, 200)
     axes.axvspan(1, 2.5, color=_COLOURS[0], alpha=0.25, linewidth=0, label="good")
-    axes.plot(grid, _noise_alone(grid), color="#444444", linewidth=1.0)
+    # Of proposals as good as where the chain is (Ceperley and Dewing 1999).
+    axes.plot(grid, 2 * ndtr(-grid / 2), color="#444444", linewidth=1.0)
     axes.plot([], [], color="#444444", linewidth=1.0, label="noise alone: nothing else is refused")
     for chain, (scale, taken) in enumerate(zip(noise, accepted, strict=True)):
         edges = np.unique(np.quantile(scale, np.linspace(0, 1, 9)))
@@ -371,14 +354,7 @@ def plot_noise(mcmc: Any, ax: "Axes | None" = None) -> "Axes":
         shares = [taken[group == k].mean() for k in np.unique(group)]
         axes.plot(centres, shares, color=colour, marker="o", markersize=5, linewidth=1.0, label=f"chain {chain}")
     axes.set(xlim=(0, largest), ylim=(0, 1), xlabel="sd of the noise in the log ratio", ylabel="share accepted")
-    axes.set_title("Acceptance under privacy noise", fontsize=10, loc="left")
-    axes.legend(frameon=False, fontsize=8.5)
-    return axes
-
-
-def _noise_alone(noise: np.ndarray) -> np.ndarray:
-    """Acceptance of proposals as good as where the chain is: ``2 Phi(-noise / 2)`` (Ceperley and Dewing 1999)."""
-    return 2 * ndtr(-noise / 2)
+    return _finish(axes, "Acceptance under privacy noise")
 
 
 _OF_CHAINS = ("ratio", "grad", "statistics")
@@ -392,6 +368,12 @@ def _counts_after(name: str, kind: Releases, done: int, num_iterations: int) -> 
     if len(kind.mechanisms) > 1:  # one for each iteration
         return tuple(count if k < done else 0 for k, count in enumerate(kind.counts))
     return (round(kind.counts[0] * done / num_iterations),)
+
+
+def _finish(axes: "Axes", title: str, **legend: Any) -> "Axes":
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.legend(**{"frameon": False, "fontsize": 8.5, **legend})
+    return axes
 
 
 def _mark(span: Any, good: tuple[float, float], bad: tuple[float, float], *labels: str) -> None:

@@ -15,11 +15,6 @@ _NEIGHBORS = {
     "add_or_remove_one": "added or removed",
     "zero_out": "replaced by one that counts for nothing",
 }
-_SIZES = {
-    "replace_one": "their number is public",
-    "add_or_remove_one": "their number is private",
-    "zero_out": "their number is public",
-}
 _INTEGERS = (
     "Clipped sums are whole numbers, so their sensitivity holds in floating point; noise is a rounded normal (or "
     "logistic) variable, drawn exactly"
@@ -71,6 +66,7 @@ def registry_entry(report: "PrivacyReport", version: str) -> dict[str, Any]:
     product = {**unknown, "data_product_type": "Posterior draws", "description": report.posterior.description}
     chosen = "Assumed: nothing was chosen by looking at the table. What was tuned on the table is within the budget"
     read = [*report.public_arguments, *report.closed_over]
+    size = "private" if report.num_rows is None else "public"
     return {
         "status": "Draft",
         "deployment": {
@@ -83,7 +79,7 @@ def registry_entry(report: "PrivacyReport", version: str) -> dict[str, Any]:
                 "bound_on_output_distance": {"epsilon": _number(report.eps), "delta": report.delta},
                 "data_domain": ", ".join(report.private_arguments),
                 "unprotected_quantities": "; ".join(
-                    [f"units: {_SIZES[report.neighboring_relation]}", *(f"public: {name}" for name in read)]
+                    [f"units: their number is {size}", *(f"public: {name}" for name in read)]
                 ),
             },
             "privacy_loss": {

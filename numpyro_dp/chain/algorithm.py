@@ -45,16 +45,19 @@ class Algorithm(ABC):
     """What an algorithm defines: what it releases in an iteration, and how it goes on from there."""
 
     @abstractmethod
-    def releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
-        """How many releases of each kind so many iterations need; `resumed` chains have done iterations before."""
-
-    @abstractmethod
     def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
-        """Shape of one iteration's noise for each kind of release."""
+        """Shape of one iteration's noise for each kind of release; the first axis counts releases."""
 
-    @abstractmethod
+    def releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
+        """How many releases of each kind so many iterations need; by default each as many as it has noise for.
+
+        :param resumed: whether the chains have done iterations before.
+        """
+        return {kind: shape[0] * num_iterations * num_chains for kind, shape in self.noise_shapes(0).items()}
+
     def request(self, carry: Any) -> dict[str, jax.Array | int]:
-        """How many releases of each kind the next iteration makes."""
+        """How many releases of each kind the next iteration makes; by default as many as it has noise for."""
+        return {kind: shape[0] for kind, shape in self.noise_shapes(0).items()}
 
     @abstractmethod
     def init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:

@@ -10,8 +10,6 @@ from numpyro_dp.chain.algorithm import Algorithm, Step, Transition
 class RandomWalk(Algorithm):
     """A walk with one release in each iteration. The carry holds the directions of a guided one."""
 
-    _released = "ratio"
-
     def _set_walk(self, one_component: bool, guided: bool, dense_mass: bool) -> None:
         """
         :param one_component: whether an iteration moves one component, drawn at random.
@@ -20,12 +18,6 @@ class RandomWalk(Algorithm):
         if guided and dense_mass and not one_component:
             raise ValueError("the guided walk has a direction for each component: it needs a diagonal mass matrix")
         self._one_component, self._guided = one_component, guided
-
-    def releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
-        return {self._released: num_iterations * num_chains}
-
-    def request(self, carry: jax.Array) -> dict[str, jax.Array | int]:
-        return {self._released: 1}
 
     def init_carry(self, rng_key: jax.Array, z: jax.Array) -> jax.Array:
         return random.rademacher(rng_key, z.shape, z.dtype)

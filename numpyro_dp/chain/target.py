@@ -207,16 +207,6 @@ class PrivateTarget:
         """Whether the number of rows is the same in neighbouring tables."""
         return self.vault.has_public_size
 
-    @property
-    def has_public_places(self) -> bool:
-        """Whether all rows but one are the same, *and* in the same places, in neighbouring tables."""
-        return self.vault.has_public_places
-
-    @property
-    def one_row(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Shapes and dtypes of one row's slices of the private arrays, leading axis 1."""
-        return self.vault.one_row
-
     def _change(self, z: jax.Array, z_new: jax.Array, bound: jax.Array | float) -> ChangeSum | RowSum:
         if self.vault.has_structure and _is_finite(bound):
             return ChangeSum(z, z_new, bound)

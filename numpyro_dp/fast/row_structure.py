@@ -28,6 +28,8 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.lax import GatherScatterMode, Precision
 
+from numpyro_dp.model.graph import INLINED
+from numpyro_dp.privacy.isolation import called
 from numpyro_dp.privacy.structured import Part, Row, RowStructure
 from numpyro_dp.privacy.vmap import aval, bind
 
@@ -68,8 +70,8 @@ def _read(env: dict[Any, Any], v: Any) -> Any:
 
 def _evaluate(eqn: JaxprEqn, env: dict[Any, Any]) -> None:
     inputs = [_read(env, v) for v in eqn.invars]
-    if eqn.primitive.name in ("jit", "pjit", "closed_call", "core_call"):
-        inner = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
+    if eqn.primitive.name in INLINED:
+        inner = called(eqn)
         inner_env = dict(zip(inner.jaxpr.constvars + inner.jaxpr.invars, [*inner.consts, *inputs], strict=True))
         for inner_eqn in inner.jaxpr.eqns:
             _evaluate(inner_eqn, inner_env)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 from scipy.optimize import linprog
-from scipy.special import expit, log_ndtr, ndtr
+from scipy.special import expit, ndtr
 
 LOGISTIC_VARIANCE = math.pi**2 / 3
 """Variance of the logistic law: what the noise may not reach."""
@@ -53,9 +53,6 @@ class Correction:
     :param weights: shape (m,), positive, with sum 1.
     :param gaussian_variance: 0 unless `variance` is small.
     :param cdf_error: largest error of the acceptance probability, ``|F(x) - expit(x)|``.
-    :param tv_error: total variation distance between ``N(0, variance) + V`` and the logistic law.
-    :param logit_error: largest violation of detailed balance, ``|logit F(x) - x|``, over ``|x| <= 6``: a chain
-        takes the ratio of two states' probabilities for ``exp(x +- logit_error)`` where it is ``exp(x)``.
     """
 
     variance: float
@@ -63,8 +60,6 @@ class Correction:
     weights: np.ndarray
     gaussian_variance: float
     cdf_error: float
-    tv_error: float
-    logit_error: float
 
     def sample(self, rng_key: jax.Array, shape: tuple[int, ...] = (), dtype: Any = float) -> jax.Array:
         """Independent draws of V; can be compiled.
@@ -82,24 +77,14 @@ class Correction:
             draw = draw + math.sqrt(self.gaussian_variance) * random.normal(normal_key, shape, dtype)
         return draw
 
-    def cdf(self, x: Any) -> np.ndarray:
-        """``F(x) = P(N(0, variance) + V <= x)`` in float64, with small relative error in the lower tail."""
-        return _mixture_cdf(x, self.atoms, self.variance + self.gaussian_variance) @ self.weights
-
-    def acceptance(self, log_ratio: Any) -> np.ndarray:
-        """Probability that ``log_ratio + N(0, variance) + V > 0``; F itself, since its law is symmetric."""
-        return self.cdf(log_ratio)
-
-    def describe(self) -> str:
-        return (
-            f"Barker test, approximate: acceptance probabilities are wrong by at most {self.cdf_error:.1e}, "
-            f"log odds of at most 6 by at most {self.logit_error:.1e} (noise variance {self.variance:g})"
-        )
-
 
 @dataclass(frozen=True)
 class ExponentialCorrection:
-    """``V = Exp(1) - variance/2``, with which the test is the penalty test; made by `exponential_correction`."""
+    """``V = Exp(1) - variance/2``, with which the test is the penalty test; made by `exponential_correction`.
+
+    It accepts with probability ``Phi(x/s - s/2) + exp(x) Phi(-x/s - s/2)``, whose ratio at x and -x is ``exp(x)``,
+    whatever the variance ``s**2``: detailed balance holds exactly.
+    """
 
     variance: float
 
@@ -111,17 +96,6 @@ class ExponentialCorrection:
         """
         high, low = random.bits(rng_key, (2, *shape), jnp.uint32).astype(dtype)
         return -jnp.log(high * 2.0**-32 + (low + 0.5) * 2.0**-64) - self.variance / 2
-
-    def acceptance(self, log_ratio: Any) -> np.ndarray:
-        """Probability that ``log_ratio + N(0, variance) + V > 0``: ``Phi(x/s - s/2) + exp(x) Phi(-x/s - s/2)``.
-
-        Its ratio at x and -x is ``exp(x)``, whatever the variance ``s**2``: detailed balance holds exactly.
-        """
-        x, s = np.asarray(log_ratio, np.float64), math.sqrt(self.variance)
-        return ndtr(x / s - s / 2) + np.exp(x + log_ndtr(-x / s - s / 2))
-
-    def describe(self) -> str:
-        return f"penalty test, exact (noise variance {self.variance:g})"
 
 
 def exponential_correction(variance: float) -> ExponentialCorrection:
@@ -147,7 +121,9 @@ def logistic_correction(variance: float) -> Correction:
     up to 7 (C = 2, ``|x| <= 10``). The second bound makes that ``1 +- 20 t``, 1.6%, and costs a third more error of F.
     At C = 2, minimal total variation is worse in both (odds 3.7%); minimal error of log odds doubles that of F.
 
-    Errors, computed from the final weights:
+    Errors, computed from the final weights: `cdf_error`; the total variation distance from the logistic law; and the
+    largest violation of detailed balance, ``|logit F(x) - x|`` over ``|x| <= 6``, by which a chain is wrong about the
+    log odds of two states:
 
     ========  ==========  =========  ============
     variance  cdf_error   tv_error   logit_error
@@ -177,7 +153,7 @@ def _logistic_correction(variance: float) -> Correction:
     atoms, weights = _best_atoms(total_variance)
     for array in (atoms, weights):
         array.setflags(write=False)
-    return Correction(variance, atoms, weights, total_variance - variance, *_errors(total_variance, atoms, weights))
+    return Correction(variance, atoms, weights, total_variance - variance, _cdf_error(total_variance, atoms, weights))
 
 
 def _best_atoms(variance: float) -> tuple[np.ndarray, np.ndarray]:
@@ -213,28 +189,16 @@ def _best_atoms(variance: float) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-def _errors(variance: float, atoms: np.ndarray, weights: np.ndarray) -> tuple[float, float, float]:
-    """Errors of distribution function, total variation and log odds, on a grid that the linear program didn't see."""
+def _cdf_error(variance: float, atoms: np.ndarray, weights: np.ndarray) -> float:
+    """The largest error of the distribution function, on a grid that the linear program didn't see."""
     x = np.linspace(0, 40, 6001)
-    lower = _mixture_cdf(-x, atoms, variance) @ weights
-    cdf_error = np.abs(lower - expit(-x)).max()
-    # Half the integral over both signs.
-    tv_error = np.trapezoid(np.abs(_mixture_pdf(x, atoms, variance) @ weights - expit(x) * expit(-x)), x)
-    body = x <= 6
-    logit_error = np.abs(np.log1p(-lower[body]) - np.log(lower[body]) - x[body]).max()
-    return float(cdf_error), float(tv_error), float(logit_error)
+    return float(np.abs(_mixture_cdf(-x, atoms, variance) @ weights - expit(-x)).max())
 
 
 def _mixture_cdf(x: Any, atoms: np.ndarray, variance: float) -> np.ndarray:
     """``P(N(+-a, variance) <= x)``, the sign of a being fair, shape ``x.shape + atoms.shape``."""
     x, scale = np.asarray(x, np.float64)[..., None], math.sqrt(variance)
     return (ndtr((x - atoms) / scale) + ndtr((x + atoms) / scale)) / 2
-
-
-def _mixture_pdf(x: np.ndarray, atoms: np.ndarray, variance: float) -> np.ndarray:
-    """The density that belongs to `_mixture_cdf`."""
-    offsets = np.stack([x[..., None] - atoms, x[..., None] + atoms])
-    return np.exp(-(offsets**2) / (2 * variance)).mean(0) / math.sqrt(2 * math.pi * variance)
 
 
 def _thresholds(weights: np.ndarray) -> np.ndarray:

@@ -31,7 +31,6 @@ from numpyro_dp.kernels.state import (
     DPState,
     flat_mass_matrix,
     initial_params,
-    initial_state,
     origin_of,
     require_fields,
     require_init_params,
@@ -41,7 +40,7 @@ from numpyro_dp.model.arguments import PublicArguments, is_streamed, placeholder
 from numpyro_dp.model.marginal import doubts_of_latents, with_rule
 from numpyro_dp.model.separable import SeparableModel, released_model
 from numpyro_dp.model.separate import separate
-from numpyro_dp.model.units import group_rows, require_same_groups
+from numpyro_dp.model.units import group_rows
 from numpyro_dp.preparation.fund import silent
 from numpyro_dp.preparation.verdict import standing, unmixed
 from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batches
@@ -698,7 +697,21 @@ class DPKernel(MCMCKernel, Algorithm):
         # Of a released start the last bits depend on how rows are added up, and nothing else about it is free.
         origin = origin_of(jnp.zeros_like(z) if released else z, self._num_warmup)
         carry = self.algorithm.init_carry(carry_key, z)
-        return initial_state(params, z.dtype, adapt_state, carry, rng_key, origin)
+        zero, no = jnp.zeros((), z.dtype), jnp.array(False)
+        return DPState(
+            i=jnp.array(0),
+            z=params,
+            accepted=no,
+            accept_prob=zero,
+            mean_accept_prob=zero,
+            noise_scale=zero,
+            exhausted=no,
+            diverging=no,
+            adapt_state=adapt_state,
+            carry=carry,
+            rng_key=rng_key,
+            origin=origin,
+        )
 
     def _initial_step_size(self, num_rows: int) -> float:
         given = self._settings.step_size
@@ -724,7 +737,7 @@ class DPKernel(MCMCKernel, Algorithm):
                 self._of_latents = doubts_of_latents(separated, self._public_size(separated))
             self._separated[_signature(args, kwargs)] = separated
         elif isinstance(self._settings.unit, str):
-            require_same_groups(separated, self._settings.unit, args, kwargs)
+            separated.require_same(self._settings.unit, args, kwargs)
         self._see(separated, separated.public(args, kwargs), known is None)
         return separated
 

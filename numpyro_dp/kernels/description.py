@@ -97,13 +97,24 @@ def _assumptions(kernel: "DPKernel", plan: Plan) -> tuple[str, ...]:
         "the model, its public arguments, starting values, step sizes and clip bounds were not chosen by looking at "
         "the private rows",
         "the table, the console and this process's memory stay with the curator",
-        *_large_delta(plan),
-        kernel.describe_missing(),
-        kernel.describe_exactness(),
-        *_tempering(settings),
-        *_owners(settings, plan),
-        _budget(settings),
     ]
+    if plan.num_rows is not None and plan.private and plan.delta * plan.num_rows > 1:
+        found.append(
+            f"delta = {plan.delta:g} is above 1 / n: who publishes one row in {1 / plan.delta:.3g}, at random, passes "
+            "for private as well. Without `delta` it is 0.1 / n"
+        )
+    found += [kernel.describe_missing(), kernel.describe_exactness()]
+    if settings.is_tempered:
+        power = f"{settings.power:g}" if settings.n0 is None else f"n0 / n = {settings.n0:g} / n"
+        found.append(f"the posterior is tempered: each row's likelihood counts with the power {power}")
+    found += _owners(settings, plan)
+    if settings.shared is None:
+        found.append("other runs on this table add to its cost: `PrivacyBudget` keeps count of them")
+    else:
+        eps, delta = settings.shared
+        found.append(
+            f"this run is charged to a budget of eps {eps:g}, delta {delta:g}, which other runs on this table share"
+        )
     if settings.default_clips and kernel.algorithm is kernel:
         names = " and ".join(f"clip_{name}" for name in settings.default_clips)
         found.append(
@@ -129,22 +140,6 @@ def _assumptions(kernel: "DPKernel", plan: Plan) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _large_delta(plan: Plan) -> list[str]:
-    if plan.num_rows is None or not plan.private or plan.delta * plan.num_rows <= 1:
-        return []
-    return [
-        f"delta = {plan.delta:g} is above 1 / n: who publishes one row in {1 / plan.delta:.3g}, at random, passes for "
-        "private as well. Without `delta` it is 0.1 / n"
-    ]
-
-
-def _tempering(settings: Settings) -> list[str]:
-    if not settings.is_tempered:
-        return []
-    power = f"{settings.power:g}" if settings.n0 is None else f"n0 / n = {settings.n0:g} / n"
-    return [f"the posterior is tempered: each row's likelihood counts with the power {power}"]
-
-
 def _owners(settings: Settings, plan: Plan) -> list[str]:
     owners = settings.owners
     if owners is None:
@@ -162,11 +157,3 @@ def _owners(settings: Settings, plan: Plan) -> list[str]:
         eps = composed_eps(tuple(outside), plan.delta, plan.neighboring_relation)
         lines.append(f"against who sees only the chains, the noise of all owners counts: eps is {round_up(eps, 4)}")
     return lines
-
-
-def _budget(settings: Settings) -> str:
-    if settings.shared is None:
-        return "other runs on this table add to its cost: `PrivacyBudget` keeps count of them"
-    return "this run is charged to a budget of eps {:g}, delta {:g}, which other runs on this table share".format(
-        *settings.shared
-    )

@@ -34,7 +34,7 @@ from numpyro_dp.chain.algorithm import Step, Transition
 from numpyro_dp.chain.random_walk import RandomWalk
 from numpyro_dp.chain.target import ROOM, PrivateTarget
 from numpyro_dp.kernels.options import MetropolisOptions, only
-from numpyro_dp.kernels.prepared import BEGUN, PreparedKernel, resolve_preparation, without_preparation
+from numpyro_dp.kernels.prepared import BEGUN, PreparedKernel, resolve_preparation, same_values, without_preparation
 from numpyro_dp.model.arguments import PublicArguments
 from numpyro_dp.model.families import BoundFamily, ExponentialFamily, family_of
 from numpyro_dp.model.separable import SeparableModel
@@ -139,7 +139,7 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
 
     def _see(self, separated: SeparableModel, public: PublicArguments, is_new: bool) -> None:
         known = None if self._family is None or is_new else self._public
-        if known is not None and _all_equal(public.leaves, known):
+        if known is not None and same_values(public.leaves, known):
             return
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in public.leaves)
         # It must outlive the trace in which it is read off; with traced public values it cannot.
@@ -164,8 +164,6 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
         if self._family is None:
             raise RuntimeError("this kernel was not initialised: call `init` first, or use it in an MCMC")
         return self._family
-
-    _released = "statistics"
 
     def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"statistics": (1, self._known_family.size + self._counts_rows)}
@@ -243,12 +241,6 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
         return Prepared(
             "statistics",
             begun.cut.names,
-            None,
-            1,
-            None,
-            None,
-            None,
-            None,
             modes.best,
             modes.covariance,
             statistics=statistics,
@@ -358,13 +350,3 @@ class _Search(NamedTuple):
     middle: Callable[[Statistics], jax.Array]
     density: Callable[..., tuple[jax.Array, jax.Array]]
     curvature: Callable[..., jax.Array]
-
-
-def _all_equal(first: list[Any], second: list[Any]) -> bool:
-    """Whether two lists hold the same values; traced ones, whose values are not known, count as the same."""
-
-    def same(a: Any, b: Any) -> bool:
-        traced = isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer)
-        return a is b or traced or bool(np.array_equal(a, b))
-
-    return len(first) == len(second) and all(map(same, first, second))

@@ -1,14 +1,10 @@
-"""Arguments that private kernels share, and the checks of them that need no table."""
+"""Arguments that private kernels share."""
 
 import difflib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
-import numpy as np
-
 from numpyro_dp.privacy.budget import PrivacyBudget
-from numpyro_dp.privacy.mechanisms import NEIGHBORING_RELATIONS
 
 
 class KernelOptions(TypedDict, total=False):
@@ -98,71 +94,3 @@ def only(kind: type, options: Options) -> Options:
 def require_budget_type(budget: Any) -> None:
     if not isinstance(budget, PrivacyBudget):
         raise TypeError(f"budget must be a numpyro_dp.PrivacyBudget, got {budget!r}; the number is `eps`")
-
-
-def check_positive_int(name: str, value: Any, optional: bool = False) -> None:
-    if optional and value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r}")
-
-
-def check_power(power: float, n0: float | None, neighboring_relation: str) -> None:
-    if not 0 < power < math.inf:
-        raise ValueError(f"power must be positive, got {power}")
-    if n0 is not None:
-        if power != 1:
-            raise ValueError("give either power or n0, not both: power = n0 / n")
-        if not 0 < n0 < math.inf:
-            raise ValueError(f"n0 must be positive, got {n0}")
-        if neighboring_relation == "add_or_remove_one":
-            raise ValueError("n0 needs n, which is private under 'add_or_remove_one': give power")
-
-
-def check_unit(
-    unit: Any, max_rows_per_unit: int | None, n0: float | None, owners: Any, neighboring_relation: str
-) -> None:
-    check_positive_int("max_rows_per_unit", max_rows_per_unit, optional=True)
-    if max_rows_per_unit is not None and not isinstance(unit, str):
-        raise ValueError(
-            "max_rows_per_unit makes it private which rows are whose, so the kernel must not keep that: give `unit` as "
-            "the name of the model's argument that says it"
-        )
-    if unit is None:
-        return
-    if neighboring_relation == "add_or_remove_one" and max_rows_per_unit is None:
-        raise ValueError(
-            "unit tells n, which is private under 'add_or_remove_one': give max_rows_per_unit, and it does not"
-        )
-    if n0 is not None:
-        raise ValueError("n0 counts rows, and with a unit those of one person count together: give power")
-    if owners is not None:
-        raise ValueError("unit and owners cannot be combined")
-    if np.ma.isMaskedArray(unit):
-        raise ValueError("unit must say of each row whose it is: masked values are nobody's")
-
-
-def check_budget(eps, delta, noise_multipliers: Mapping[str, float | None], neighboring_relation: str) -> None:
-    given = [value for value in noise_multipliers.values() if value is not None]
-    names = ", ".join(f"noise_multiplier_{kind}" for kind in noise_multipliers)
-    if eps is None and len(given) < len(noise_multipliers):
-        raise ValueError(f"give the budget `eps`, or all of {names} (noise standard deviation over L2 sensitivity)")
-    if eps is not None and given:
-        raise ValueError(f"give either `eps` or {names}, not both: each follows from the other")
-    if eps is not None and not eps > 0:
-        raise ValueError(f"eps must be positive (inf runs without noise, and is not private), got {eps}")
-    for value in given:
-        if not 0 < value < math.inf:
-            raise ValueError(f"noise multipliers must be positive, got {value}")
-    if neighboring_relation not in NEIGHBORING_RELATIONS:
-        raise ValueError(
-            f"neighboring_relation must be one of {', '.join(map(repr, NEIGHBORING_RELATIONS))}, "
-            f"got {neighboring_relation!r}"
-        )
-    if delta is not None and not 0 < delta < 1:
-        raise ValueError(f"delta must lie strictly between 0 and 1, got {delta}")
-    if delta is None and neighboring_relation == "add_or_remove_one":
-        raise ValueError(
-            "under 'add_or_remove_one' the number of rows is private, so there is no default delta: give one that is "
-            "far below 1 over the order of magnitude of the table's size"
-        )

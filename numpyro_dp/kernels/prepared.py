@@ -50,7 +50,7 @@ from numpyro_dp.preparation.steps import find_steps
 from numpyro_dp.preparation.verdict import FIT_SHARE, by_coordinate, check, find_mirror, reasons, uninformed, widths
 from numpyro_dp.privacy.accounting import gaussian_rho, noise_multiplier_for
 from numpyro_dp.privacy.ledger import PrivacyBudgetError, Releases, Wanted
-from numpyro_dp.privacy.mechanisms import Gaussian, Mechanism, bounds_per_row
+from numpyro_dp.privacy.mechanisms import Gaussian, bounds_per_row
 from numpyro_dp.privacy.sharding import Layout
 
 PRIOR_DRAWS = 1000
@@ -154,7 +154,10 @@ class PreparedKernel(DPKernel):
         if self.preparation is None:
             return super()._wanted(num_rows, num_iterations, num_chains)
         if not self._has_own_chain:
-            return {RESERVE: Wanted(_hardly_any_noise if self.settings.eps == math.inf else _gaussian, (1,))}
+            if self.settings.eps == math.inf:
+                # Stages and clip bounds go by what a stage may cost, so there must be a price; no number of it.
+                return {RESERVE: Wanted(lambda _: (Gaussian(noise_multiplier_for(RHO_WITHOUT_PRIVACY, 1)),), (1,))}
+            return {RESERVE: Wanted(lambda noise_multiplier: (Gaussian(noise_multiplier),), (1,))}
         # Its price is fixed beforehand: what noise the chain's releases then need follows from what is left.
         rho = OWN_SHARE * gaussian_rho(cast(float, self.settings.eps), self.settings.delta_for(num_rows))
         reserve = Gaussian(noise_multiplier_for(rho, 1))
@@ -287,8 +290,7 @@ class PreparedKernel(DPKernel):
                 "the preparation cannot run on traced arrays: call `kernel.prepare(...)` with the model's arguments "
                 "first, or use numpyro_dp.MCMC, which does it for you"
             )
-        known = self._public
-        if known is not None and not (len(public.leaves) == len(known) and all(map(_equal, public.leaves, known))):
+        if self._public is not None and not same_values(public.leaves, self._public):
             raise ValueError(_OTHER_PUBLIC)
 
     @property
@@ -357,7 +359,7 @@ class PreparedKernel(DPKernel):
         z_draws = self._prior_draws(separated, args, kwargs)
         of_rows = target()
         # Outcomes that are drawn tell the information, but only where rows have public places.
-        is_smooth = is_centred(cut, of_rows) or not _has_kinks(separated, args, kwargs, z_draws)
+        is_smooth = is_centred(cut, of_rows) or not _has_kinks(cut, separated, args, kwargs, z_draws)
         survey = Survey(of_rows, cut, is_smooth)
         survey.require_derivatives()
         z_prior = rough_normal(z_draws)
@@ -386,14 +388,13 @@ class PreparedKernel(DPKernel):
         return Prepared(
             "surrogate",
             cut.names,
+            start,
+            covariance,
             surrogate.frame,
             len(found.rounds),
             surrogate,
             checked,
             stages[-1].bounds,
-            None,
-            start,
-            covariance,
             centred=survey.centres,
             mirror=find_mirror(symmetries, cut, surrogate, start),
             steps=begun.steps,
@@ -420,14 +421,11 @@ class PreparedKernel(DPKernel):
         return Prepared(
             "walk",
             survey.cut.names,
-            found.frame,
-            len(found.rounds),
-            None,
-            None,
-            None,
-            slope,
             start,
             covariance,
+            found.frame,
+            len(found.rounds),
+            slope=slope,
             step=min(2.38 / math.sqrt(m), 2 / (noise * math.sqrt(m))),
             has_arrived=found.has_arrived,
         )
@@ -435,20 +433,8 @@ class PreparedKernel(DPKernel):
     def _own(self, begun: "_Search", fund: Fund, found: Found) -> Prepared:
         """Coordinates and clip bound of the kernel's own chain; what is left of the reserve pays for the bound."""
         start, covariance = start_near(begun.survey.cut, found.frame, begun.z_prior)
-        names = begun.survey.cut.names
-        prepared = Prepared(
-            "own",
-            names,
-            found.frame,
-            len(found.rounds),
-            None,
-            None,
-            None,
-            None,
-            start,
-            covariance,
-            has_arrived=found.has_arrived,
-        )
+        names, arrived = begun.survey.cut.names, found.has_arrived
+        prepared = Prepared("own", names, start, covariance, found.frame, len(found.rounds), has_arrived=arrived)
         chain = OwnChain(prepared, self)
         (kind,) = self.settings.clips
         slope = find_slope(
@@ -602,19 +588,13 @@ def _cut_of_units(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
     cut = find_cut(separated.of_rows, args, kwargs, separated.of_rows is separated)
     if separated.of_rows is separated:
         return cut
-    drawn = cut.drawn_log_density
-    if cut.parts is not None:
-        return dataclasses.replace(
-            cut,
-            apart=None,
-            row_log_density=separated.integrate(cut.parts),
-            drawn_log_density=None if cut.drawn_parts is None else separated.integrate(cut.drawn_parts),
-        )
+    of_unit: Callable = separated.per_unit if cut.parts is None else separated.integrate
+    given, drawn = (cut.row_log_density, cut.drawn_log_density) if cut.parts is None else (cut.parts, cut.drawn_parts)
     return dataclasses.replace(
         cut,
         apart=None,  # the rows of a unit may be of different groups
-        row_log_density=separated.per_unit(cut.row_log_density),
-        drawn_log_density=None if drawn is None else separated.per_unit(drawn),
+        row_log_density=of_unit(given),
+        drawn_log_density=None if drawn is None else of_unit(drawn),
     )
 
 
@@ -636,18 +616,21 @@ def _steps(
     """`find_steps` on synthetic rows, of the model as it is row by row."""
     if not cut.has_thresholds:
         return []
-    if separated.of_rows is not separated:
-        cut = find_cut(separated.of_rows, args, kwargs)
-    rows = synthetic_rows(separated.of_rows.private_arguments(), 16, np.random.default_rng(0))
+    cut, rows = _row_by_row(cut, separated, args, kwargs)
     return find_steps(cut.row_log_density, rows, cut.names, phi_draws[:4], np.sqrt(np.diag(prior.covariance)))
 
 
-def _has_kinks(separated: SeparableModel, args: tuple, kwargs: dict, z_draws: np.ndarray) -> bool:
+def _has_kinks(cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict, z_draws: np.ndarray) -> bool:
     """By synthetic rows, of the model as it is row by row."""
-    model = separated.of_rows
-    cut = find_cut(model, args, kwargs)
-    rows = synthetic_rows(model.private_arguments(), 16, np.random.default_rng(0))
+    cut, rows = _row_by_row(cut, separated, args, kwargs)
     return has_kinks(cut, _map(cut.coordinates, z_draws[:8]), rows)
+
+
+def _row_by_row(cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict) -> tuple[Cut, tuple]:
+    """The cut of the model as it is row by row, and synthetic rows for it."""
+    model = separated.of_rows
+    rows = synthetic_rows(model.private_arguments(), 16, np.random.default_rng(0))
+    return cut if model is separated else find_cut(model, args, kwargs), rows
 
 
 class _NotYet(Algorithm):
@@ -671,15 +654,6 @@ class _NotYet(Algorithm):
         return jnp.zeros((), z.dtype) if self._walks else shape_of_carry(z)
 
 
-def _hardly_any_noise(_: float) -> tuple[Mechanism, ...]:
-    """Of ``eps=inf``: stages and clip bounds go by what a stage may cost, so there must be a price; no number of it."""
-    return (Gaussian(noise_multiplier_for(RHO_WITHOUT_PRIVACY, 1)),)
-
-
-def _gaussian(noise_multiplier: float) -> tuple[Mechanism, ...]:
-    return (Gaussian(noise_multiplier),)
-
-
 def _hash(leaves: list) -> str | None:
     """Of arrays, numbers and texts, and of what can be pickled; None if something cannot."""
     digest = hashlib.sha256()
@@ -696,8 +670,14 @@ def _hash(leaves: list) -> str | None:
     return digest.hexdigest()
 
 
-def _equal(one: Any, other: Any) -> bool:
-    return one is other or bool(np.array_equal(one, other))
+def same_values(first: list[Any], second: list[Any]) -> bool:
+    """Whether two lists hold the same values; traced ones, whose values are not known, count as the same."""
+
+    def same(a: Any, b: Any) -> bool:
+        traced = isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer)
+        return a is b or traced or bool(np.array_equal(a, b))
+
+    return len(first) == len(second) and all(map(same, first, second))
 
 
 def _map(function: Callable[[jax.Array], jax.Array], points: np.ndarray) -> np.ndarray:

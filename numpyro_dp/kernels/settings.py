@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpyro.infer.initialization import init_to_median
 
-from numpyro_dp.kernels.options import check_budget, check_positive_int, check_power, check_unit
 from numpyro_dp.privacy.batches import AllRows, Batches, as_batches
 from numpyro_dp.privacy.clipping import OwnerIndex
-from numpyro_dp.privacy.mechanisms import size_is_public
+from numpyro_dp.privacy.mechanisms import check_relation, size_is_public
 from numpyro_dp.privacy.release import Exchange
 
 DEFAULT_CLIP = 1.0
@@ -81,9 +80,9 @@ class Settings:
             default_clips=tuple(kind for kind, clip in self.clips.items() if clip is None),
             clips={kind: DEFAULT_CLIP if clip is None else float(clip) for kind, clip in self.clips.items()},
         )
-        check_budget(self.eps, self.delta, self.noise_multipliers, self.neighboring_relation)
-        check_positive_int("num_iterations", self.num_iterations, optional=True)
-        check_positive_int("num_chains", self.num_chains)
+        self._check_budget()
+        self._check_positive_int("num_iterations", optional=True)
+        self._check_positive_int("num_chains")
         for kind, clip in self.clips.items():
             if not clip > 0:
                 raise ValueError(f"clip_{kind} must be positive, got {clip}")
@@ -93,8 +92,8 @@ class Settings:
             raise ValueError(f"step_size must be positive, got {self.step_size}")
         if not 0 < self.target_accept_prob < 1:
             raise ValueError(f"target_accept_prob must lie strictly between 0 and 1, got {self.target_accept_prob}")
-        check_power(self.power, self.n0, self.neighboring_relation)
-        check_unit(self.unit, self.max_rows_per_unit, self.n0, self.owners, self.neighboring_relation)
+        self._check_power()
+        self._check_unit()
         fix(
             shares=dict(self.shares or dict.fromkeys(self.noise_multipliers, 1.0)),
             batches=as_batches(self.batch_size),
@@ -105,6 +104,66 @@ class Settings:
             unit=self.unit if self.unit is None or isinstance(self.unit, str) else np.array(self.unit),
         )
         fix(owners=self._known_owners())
+
+    def _check_positive_int(self, name: str, optional: bool = False) -> None:
+        value = getattr(self, name)
+        if optional and value is None:
+            return
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+
+    def _check_budget(self) -> None:
+        given = self.given_noise_multipliers
+        names = ", ".join(f"noise_multiplier_{kind}" for kind in self.noise_multipliers)
+        if self.eps is None and len(given) < len(self.noise_multipliers):
+            raise ValueError(f"give the budget `eps`, or all of {names} (noise standard deviation over L2 sensitivity)")
+        if self.eps is not None and given:
+            raise ValueError(f"give either `eps` or {names}, not both: each follows from the other")
+        if self.eps is not None and not self.eps > 0:
+            raise ValueError(f"eps must be positive (inf runs without noise, and is not private), got {self.eps}")
+        for value in given.values():
+            if not 0 < value < math.inf:
+                raise ValueError(f"noise multipliers must be positive, got {value}")
+        check_relation(self.neighboring_relation)
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise ValueError(f"delta must lie strictly between 0 and 1, got {self.delta}")
+        if self.delta is None and not self.size_is_public:
+            raise ValueError(
+                "under 'add_or_remove_one' the number of rows is private, so there is no default delta: give one that "
+                "is far below 1 over the order of magnitude of the table's size"
+            )
+
+    def _check_power(self) -> None:
+        if not 0 < self.power < math.inf:
+            raise ValueError(f"power must be positive, got {self.power}")
+        if self.n0 is None:
+            return
+        if self.power != 1:
+            raise ValueError("give either power or n0, not both: power = n0 / n")
+        if not 0 < self.n0 < math.inf:
+            raise ValueError(f"n0 must be positive, got {self.n0}")
+        if not self.size_is_public:
+            raise ValueError("n0 needs n, which is private under 'add_or_remove_one': give power")
+
+    def _check_unit(self) -> None:
+        self._check_positive_int("max_rows_per_unit", optional=True)
+        if self.max_rows_per_unit is not None and not isinstance(self.unit, str):
+            raise ValueError(
+                "max_rows_per_unit makes it private which rows are whose, so the kernel must not keep that: give "
+                "`unit` as the name of the model's argument that says it"
+            )
+        if self.unit is None:
+            return
+        if not self.size_is_public and self.max_rows_per_unit is None:
+            raise ValueError(
+                "unit tells n, which is private under 'add_or_remove_one': give max_rows_per_unit, and it does not"
+            )
+        if self.n0 is not None:
+            raise ValueError("n0 counts rows, and with a unit those of one person count together: give power")
+        if self.owners is not None:
+            raise ValueError("unit and owners cannot be combined")
+        if np.ma.isMaskedArray(self.unit):
+            raise ValueError("unit must say of each row whose it is: masked values are nobody's")
 
     def _known_owners(self) -> "OwnerIndex | Exchange | None":
         owners: Any = self.owners

@@ -25,7 +25,6 @@ from numpyro_dp.kernels.stochastic_gradient import StochasticGradientKernel, add
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.privacy.batches import Batches
 from numpyro_dp.privacy.draws import Draw
-from numpyro_dp.privacy.release import Released
 
 
 class DPSGHMC(StochasticGradientKernel):
@@ -91,16 +90,7 @@ class DPSGHMC(StochasticGradientKernel):
     def _default_step_size(self, width: float) -> float:
         return 0.1 * width
 
-    def _move(
-        self,
-        gradient: Callable[[jax.Array, Draw], Released],
-        draws: Draw,
-        rng_key: jax.Array,
-        y: jax.Array,
-        step_size: jax.Array,
-        friction: float,
-        dynamics: None,
-    ) -> tuple[jax.Array, None]:
+    def _move(self, gradient, draws, rng_key, y, step_size, friction, dynamics):
         def step(state: tuple, draw: Draw, key: jax.Array) -> tuple[tuple, None]:
             y, p = state
             y = y + step_size * p

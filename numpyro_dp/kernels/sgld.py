@@ -7,18 +7,11 @@ variance is ``2 h`` for a drift of ``h``: with ``h`` it would sample the square 
 does).
 """
 
-from collections.abc import Callable
-from typing import Unpack
-
 import jax
 from jax import random
 
-from numpyro_dp.kernels.options import KernelOptions
 from numpyro_dp.kernels.stochastic_gradient import StochasticGradientKernel, added_noise
-from numpyro_dp.preparation import Preparation
-from numpyro_dp.privacy.batches import Batches
 from numpyro_dp.privacy.draws import Draw
-from numpyro_dp.privacy.release import Released
 
 
 class DPSGLD(StochasticGradientKernel):
@@ -49,49 +42,13 @@ class DPSGLD(StochasticGradientKernel):
         is the preconditioner.
     """
 
-    def __init__(
-        self,
-        model: Callable,
-        eps: float | None = None,
-        delta: float | None = None,
-        *,
-        prepare: Preparation | bool = False,
-        clip_grad: float | None = None,
-        step_size: float | Callable | None = None,
-        batch_size: float | Batches | None = None,
-        num_steps: int = 1,
-        noise_multiplier_grad: float | str | None = None,
-        **options: Unpack[KernelOptions],
-    ):
-        super().__init__(
-            model,
-            eps,
-            delta,
-            prepare=prepare,
-            clip_grad=clip_grad,
-            step_size=step_size,
-            batch_size=batch_size,
-            noise_multiplier_grad=noise_multiplier_grad,
-            num_steps=num_steps,
-            **options,
-        )
-
     def _friction_at(self, width: float) -> float:
         return 1.0
 
     def _default_step_size(self, width: float) -> float:
         return 0.1 * width**2
 
-    def _move(
-        self,
-        gradient: Callable[[jax.Array, Draw], Released],
-        draws: Draw,
-        rng_key: jax.Array,
-        y: jax.Array,
-        step_size: jax.Array,
-        friction: float,
-        dynamics: None,
-    ) -> tuple[jax.Array, None]:
+    def _move(self, gradient, draws, rng_key, y, step_size, friction, dynamics):
         def step(y: jax.Array, draw: Draw, key: jax.Array) -> tuple[jax.Array, None]:
             drift, scale = gradient(y, draw)
             noise = added_noise(step_size, friction, scale) * random.normal(key, y.shape, y.dtype)

@@ -24,7 +24,6 @@ from numpyro_dp.kernels.stochastic_gradient import StochasticGradientKernel, add
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.privacy.batches import Batches
 from numpyro_dp.privacy.draws import Draw
-from numpyro_dp.privacy.release import Released
 
 
 class Thermostat(NamedTuple):
@@ -95,16 +94,7 @@ class DPSGNHT(StochasticGradientKernel):
         # NaN stands for the friction A, which depends on the number of rows and is filled in by the first step.
         return Thermostat(random.normal(rng_key, y.shape, y.dtype), jnp.full((), jnp.nan, y.dtype))
 
-    def _move(
-        self,
-        gradient: Callable[[jax.Array, Draw], Released],
-        draws: Draw,
-        rng_key: jax.Array,
-        y: jax.Array,
-        step_size: jax.Array,
-        friction: float,
-        dynamics: Thermostat,
-    ) -> tuple[jax.Array, Thermostat]:
+    def _move(self, gradient, draws, rng_key, y, step_size, friction, dynamics):
         def step(state: tuple, draw: Draw, key: jax.Array) -> tuple[tuple, None]:
             y, p, xi = state
             drift, scale = gradient(y, draw)

@@ -47,26 +47,6 @@ class DPState(NamedTuple):
     origin: jax.Array
 
 
-def initial_state(
-    params: dict[str, jax.Array], dtype: Any, adapt_state: Any, carry: Any, rng_key: jax.Array, origin: jax.Array
-) -> DPState:
-    zero, no = jnp.zeros((), dtype), jnp.array(False)
-    return DPState(
-        i=jnp.array(0),
-        z=params,
-        accepted=no,
-        accept_prob=zero,
-        mean_accept_prob=zero,
-        noise_scale=zero,
-        exhausted=no,
-        diverging=no,
-        adapt_state=adapt_state,
-        carry=carry,
-        rng_key=rng_key,
-        origin=origin,
-    )
-
-
 def initial_params(
     settings: Settings, rng_key: jax.Array, init_params: Any, separated: SeparableModel, args: tuple, kwargs: dict
 ) -> dict[str, jax.Array]:

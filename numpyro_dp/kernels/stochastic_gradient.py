@@ -81,15 +81,15 @@ class StochasticGradientKernel(PreparedKernel):
     def __init__(
         self,
         model: Callable,
-        eps: float | None,
-        delta: float | None,
+        eps: float | None = None,
+        delta: float | None = None,
         *,
-        prepare: Preparation | bool,
-        clip_grad: float | None,
-        step_size: float | Callable | None,
-        batch_size: float | Batches | None,
-        noise_multiplier_grad: float | str | None,
+        prepare: Preparation | bool = False,
+        clip_grad: float | None = None,
+        step_size: float | Callable | None = None,
+        batch_size: float | Batches | None = None,
         num_steps: int = 1,
+        noise_multiplier_grad: float | str | None = None,
         **options: Unpack[KernelOptions],
     ):
         self._match_noise = isinstance(noise_multiplier_grad, str)
@@ -277,14 +277,8 @@ class StochasticGradientKernel(PreparedKernel):
 
     # -- The interface of DPKernel -----------------------------------------------------------------------------------
 
-    def releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
-        return {"grad": num_iterations * num_chains * self._num_steps}
-
     def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"grad": (self._num_steps, num_params)}
-
-    def request(self, carry: Any) -> dict[str, jax.Array | int]:
-        return {"grad": self._num_steps}
 
     def describe_exactness(self) -> str:
         return (

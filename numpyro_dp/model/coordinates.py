@@ -113,21 +113,7 @@ def find_cut(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: b
         phi = _choose(graph, banned)
     if smallest.size < phi.size and not _check(graph, smallest, separated, public, may_be_tied=True):
         phi = smallest
-    if _is_z(graph, phi):
-        return _trivial(graph, separated, args, kwargs)
-    if separated.latents is not None:
-        return _cut_with_latents(graph, phi, separated, public)
-    return Cut(
-        size=phi.size,
-        trivial=False,
-        names=_names(graph, phi, separated),
-        coordinates=functools.partial(_coordinates, graph, phi, public),
-        row_log_density=functools.partial(_row_log_density, graph, phi, public),
-        drawn_log_density=functools.partial(_drawn_log_density, graph, phi, public) if _can_draw(graph, phi) else None,
-        num_outcomes=graph.num_outcomes,
-        has_thresholds=graph.has_thresholds,
-        apart=_apart(graph, phi),
-    )
+    return _trivial(graph, separated, args, kwargs) if _is_z(graph, phi) else _cut(graph, phi, separated, public)
 
 
 _ATTEMPTS = 5
@@ -147,39 +133,36 @@ def _drawn_of_z(graph: Graph, separated: SeparableModel, args: tuple, kwargs: di
 
 
 def _trivial(graph: Graph, separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
+    of_z = _Phi(np.arange(graph.num_params), (), (graph.z,), graph.num_params)
+    cut = _cut(graph, of_z, separated, _public_arrays(separated, args, kwargs))
+    cut = dataclasses.replace(cut, trivial=True, coordinates=lambda z: z)
     if separated.latents is not None:
-        of_z = _Phi(np.arange(graph.num_params), (), (graph.z,), graph.num_params)
-        cut = _cut_with_latents(graph, of_z, separated, _public_arrays(separated, args, kwargs))
-        return dataclasses.replace(cut, trivial=True, coordinates=lambda z: z)
-    return Cut(
-        size=separated.num_params,
-        trivial=True,
-        names=tuple(_entry_names(separated)),
-        coordinates=lambda z: z,
-        row_log_density=separated.row_log_density(args, kwargs),
-        drawn_log_density=_drawn_of_z(graph, separated, args, kwargs),
-        num_outcomes=graph.num_outcomes,
-        has_thresholds=graph.has_thresholds,
-        apart=_apart(graph, _Phi(np.arange(graph.num_params), (), (graph.z,), graph.num_params)),
-    )
+        return cut
+    drawn = _drawn_of_z(graph, separated, args, kwargs)
+    return dataclasses.replace(cut, row_log_density=separated.row_log_density(args, kwargs), drawn_log_density=drawn)
 
 
-def _cut_with_latents(graph: Graph, phi: "_Phi", separated: SeparableModel, public: Sequence) -> Cut:
-    """A cut of the joint density of a row and its latents, which are integrated out beyond it."""
+def _cut(graph: Graph, phi: "_Phi", separated: SeparableModel, public: Sequence) -> Cut:
+    """The density of a row at phi. Latents are integrated out beyond it: there it is cut jointly with them."""
+    density: Callable = functools.partial(_row_log_density, graph, phi, public)
+    drawn: Callable = functools.partial(_drawn_log_density, graph, phi, public)
+    parts = drawn_parts = None
+    if separated.latents is not None:
+        parts, drawn_parts = (functools.partial(_parts, graph, phi, public, is_drawn) for is_drawn in (False, True))
+        density, drawn = map(separated.integrate, (parts, drawn_parts))
     can_draw = _can_draw(graph, phi)
-    parts = functools.partial(_parts, graph, phi, public, False)
-    drawn_parts = functools.partial(_parts, graph, phi, public, True) if can_draw else None
     return Cut(
         size=phi.size,
         trivial=False,
         names=_names(graph, phi, separated),
         coordinates=functools.partial(_coordinates, graph, phi, public),
-        row_log_density=separated.integrate(parts),
-        drawn_log_density=None if drawn_parts is None else separated.integrate(drawn_parts),
+        row_log_density=density,
+        drawn_log_density=drawn if can_draw else None,
+        num_outcomes=graph.num_outcomes,
         has_thresholds=graph.has_thresholds,
         apart=_apart(graph, phi),
         parts=parts,
-        drawn_parts=drawn_parts,
+        drawn_parts=drawn_parts if can_draw else None,
     )
 
 

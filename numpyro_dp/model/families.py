@@ -49,7 +49,7 @@ from numpyro.handlers import substitute, trace
 from numpyro.infer.util import constrain_fn
 from numpyro.primitives import Messenger
 
-from numpyro_dp.model.arguments import NO_VALUE, quote, take_arrays, traced
+from numpyro_dp.model.arguments import compiled, quote, traced
 from numpyro_dp.model.separable import SeparableModel
 from numpyro_dp.model.synthetic import tolerance
 from numpyro_dp.model.tracing import keep_sites
@@ -629,13 +629,9 @@ def _check_densities(
     separated: SeparableModel, build: Build, args: tuple, kwargs: dict, name: str, bounds: Bounds, ready: bool
 ) -> None:
     """Compare the changes of log densities between parameters with the model's, on synthetic rows."""
-    leaves, treedef = jax.tree.flatten((args, kwargs))
-    lacks_values = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
-    leaves = [np.ones(x.shape, x.dtype) if isinstance(x, NO_VALUE) else x for x in leaves]
-    arrays, merge = take_arrays(*jax.tree.unflatten(treedef, leaves))
+    lacks_values = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
 
-    def compare(arrays: list, points: jax.Array, rows: tuple) -> tuple[jax.Array, ...]:
-        args, kwargs = merge(arrays)
+    def compare(args: tuple, kwargs: dict, points: jax.Array, rows: tuple) -> tuple[jax.Array, ...]:
         functions, density = build(args, kwargs), separated.row_log_density(args, kwargs)
         statistic = jax.vmap(functions.statistic)(rows)
         eta, log_partition = jax.vmap(functions.parameters)(points)
@@ -649,9 +645,7 @@ def _check_densities(
         _synthetic_rows(a.dtype, a.row_shape, bounds.get(a.name) if isinstance(bounds, Mapping) else bounds, ready, rng)
         for a in separated.private_arguments()
     )
-    # Compiled ahead of time, a function gives numbers even where `family_of` itself is being traced.
-    compiled = jax.jit(compare).lower(arrays, points, rows).compile()
-    of_model, of_family, magnitude, unmoved = jax.device_get(compiled(arrays, points, rows))
+    of_model, of_family, magnitude, unmoved = compiled(compare, args, kwargs, points, rows)(points, rows)
     usable = unmoved & np.all(np.isfinite(of_model) & np.isfinite(of_family), 1)
     if not usable.any():
         if lacks_values:

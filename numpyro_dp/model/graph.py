@@ -21,6 +21,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
 
 from numpyro_dp.model.separable import SeparableModel
+from numpyro_dp.privacy.isolation import CALLS, called
+from numpyro_dp.privacy.vmap import bind
 
 
 class Op(NamedTuple):
@@ -111,10 +113,7 @@ class Graph:
     def evaluate(self, known: Mapping[int, Any], targets: Sequence[int]) -> list[Any]:
         values = {**self.constants, **known}
         for op in self.needed(targets, known):
-            primitive = op.eqn.primitive
-            params = primitive.get_bind_params(op.eqn.params)
-            results = primitive.bind(*(values[v] for v in op.inputs), **params)
-            results = results if primitive.multiple_results else [results]
+            results = bind(op.eqn, [values[v] for v in op.inputs])
             values |= {v: r for v, r in zip(op.outputs, results, strict=True) if v not in known}
         return [values[v] for v in targets]
 
@@ -142,11 +141,9 @@ class Graph:
 
         for eqn in jaxpr.eqns:
             operands = [number(atom) for atom in eqn.invars]
-            inner = eqn.params.get(_CALLS.get(eqn.primitive.name, ""))
-            if isinstance(inner, ClosedJaxpr):
+            if eqn.primitive.name in INLINED:
+                inner = called(eqn)
                 results = self._write_out(inner.jaxpr, inner.consts, operands)
-            elif isinstance(inner, Jaxpr):
-                results = self._write_out(inner, (), operands)
             else:
                 results = self._apply(eqn, operands)
             numbers |= dict(zip(eqn.outvars, results, strict=True))
@@ -367,15 +364,8 @@ _COMPARISONS = frozenset(("lt", "le", "gt", "ge"))
 _SUMS = frozenset(("add", "add_any", "sub"))
 _PRODUCTS = frozenset(("mul", "div", "neg"))
 
-# Functions that are called, and the parameter that holds them. Those with derivatives of their own stay as they are.
-_CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "checkpoint": "jaxpr",
-    "remat2": "jaxpr",
-}
+INLINED = CALLS - {"custom_jvp_call", "custom_vjp_call"}
+"""Calls of functions that are written out. Those with derivatives of their own stay as they are."""
 
 
 def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool = True) -> Graph:

@@ -15,7 +15,7 @@ from numpyro.handlers import trace
 from numpyro.infer import init_to_sample
 from numpyro.infer.util import potential_energy
 
-from numpyro_dp.model.arguments import NO_VALUE, canonical, quote, take_arrays
+from numpyro_dp.model.arguments import compiled, quote, take_arrays
 from numpyro_dp.model.integration import MOST_LATENTS, Rule, grids, rules
 from numpyro_dp.model.latents import Latents, integrated
 from numpyro_dp.model.separable import SeparableModel
@@ -186,8 +186,8 @@ def _slopes(
         column = np.full_like(rows[codes], code)
         return tuple(column if k == codes else part for k, part in enumerate(rows))
 
-    compiled = _compile(separated, args, kwargs, slopes, with_code(0), z)
-    return [compiled(with_code(code), z) for code in tried]
+    of_codes = compiled(slopes, *separated.without_private(args, kwargs), with_code(0), z)
+    return [of_codes(with_code(code), z) for code in tried]
 
 
 def _reached(slopes: dict[str, np.ndarray], sites: Sites, plate: str, group: Sequence[str]) -> set[int]:
@@ -198,15 +198,6 @@ def _reached(slopes: dict[str, np.ndarray], sites: Sites, plate: str, group: Seq
         others = tuple(k for k in range(slopes[name].ndim) if k != slopes[name].ndim + axis)
         found.update(np.flatnonzero(np.any(slopes[name] != 0, others)).tolist())
     return found
-
-
-def _compile(separated: SeparableModel, args: tuple, kwargs: dict, function: Callable, *inputs) -> Callable:
-    """Compiled ahead of time, a function gives numbers even where the model is being traced."""
-    leaves, treedef = jax.tree.flatten(separated.without_private(args, kwargs))
-    leaves = [np.ones(x.shape, canonical(x.dtype)) if isinstance(x, NO_VALUE) else x for x in leaves]
-    arrays, merge = take_arrays(*jax.tree.unflatten(treedef, leaves))
-    compiled = jax.jit(lambda arrays, *inputs: function(*merge(arrays), *inputs)).lower(arrays, *inputs).compile()
-    return lambda *inputs: jax.device_get(compiled(arrays, *inputs))
 
 
 # -- How many nodes ----------------------------------------------------------------------------------------------------
@@ -281,10 +272,11 @@ def choose_rule(separated: SeparableModel, args: tuple, kwargs: dict, num_units:
 
             return jax.lax.map(lambda z: jax.vmap(lambda u, k: of_unit(z, u, k))(units, keys), z)
 
-        compiled = _compile(separated, args, kwargs, compute, z, units, keys, alike[0].padded(most))
+        public = separated.without_private(args, kwargs)
+        run = compiled(compute, *public, z, units, keys, alike[0].padded(most))
 
         def derivatives(rule: Rule) -> tuple[np.ndarray, np.ndarray]:
-            values, slopes = compiled(z, units, keys, rule.padded(most))
+            values, slopes = run(z, units, keys, rule.padded(most))
             return np.asarray(values, float), np.asarray(slopes, float)
 
         return derivatives
@@ -318,7 +310,7 @@ def _parameters(separated: SeparableModel, args: tuple, kwargs: dict, rng: np.ra
         return jax.vmap(separated.ravel)(params)
 
     keys = jax.random.split(jax.random.key(0), _RULE_DRAWS)
-    of_prior = _compile(separated, args, kwargs, draw, keys)(keys)
+    of_prior = compiled(draw, *separated.without_private(args, kwargs), keys)(keys)
     near = 0.5 * rng.normal(size=of_prior.shape)
     return np.concatenate([near, of_prior]).astype(of_prior.dtype)
 

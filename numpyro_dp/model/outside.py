@@ -297,18 +297,9 @@ _KEEP_NO_TABLE = sys.stdlib_module_names - {"collections"}
 _WHEN_MADE = frozenset(("__init__", "__new__", "__post_init__"))
 _NEVER_READ_OF_CLASSES = frozenset(
     (
-        *(
-            "__class_getitem__",
-            "__copy__",
-            "__deepcopy__",
-            "__del__",
-            "__dir__",
-            "__eq__",
-            "__format__",
-            "__getstate__",
-        ),
-        *("__hash__", "__init_subclass__", "__reduce__", "__reduce_ex__", "__replace__", "__repr__", "__setstate__"),
-        *("__sizeof__", "__str__"),
+        *("__class_getitem__", "__copy__", "__deepcopy__", "__del__", "__dir__", "__eq__", "__format__"),
+        *("__getstate__", "__hash__", "__init_subclass__", "__reduce__", "__reduce_ex__", "__replace__", "__repr__"),
+        *("__setstate__", "__sizeof__", "__str__"),
     )
 )
 _NEVER_READ_OF_OBJECTS = _NEVER_READ_OF_CLASSES | _WHEN_MADE

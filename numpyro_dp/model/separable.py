@@ -119,6 +119,12 @@ class SeparableModel:
         """How many densities of a row that of a unit is made of."""
         return self.rows_per_unit * (1 if self.latents is None else len(self.latents.rule.nodes))
 
+    def require_same(self, unit: str, args: tuple, kwargs: dict) -> None:
+        """Make sure that an argument still says what it said when rows were grouped by it, if that is public.
+
+        :raises ValueError: if it does not. What is traced cannot be looked at.
+        """
+
     def per_unit(self, density: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
         """From a row's density (`row_log_density`, `drawn_log_density`) to that of a protected unit's rows together."""
         return density
@@ -167,11 +173,14 @@ class SeparableModel:
             return tuple(leaf if is_streamed(leaf) else jnp.asarray(leaf) for leaf in private)
 
     def row_log_density(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple], jax.Array]:
-        """The function ``(flat z, one-row slices of `rows`) -> log p(row | z)``; public arguments are closed over."""
+        """The function ``(flat z, slices of `rows` for one unit) -> log p(its row or rows | z)``.
+
+        Public arguments are closed over.
+        """
         if self.latents is not None:
             return jax.jit(self.integrate(self.parts(args, kwargs)), inline=True)
         density = self._given_log_density(args, kwargs)
-        return lambda z, row: density(self.unravel(z), row)
+        return self.per_unit(lambda z, row: density(self.unravel(z), row))
 
     def _given_log_density(self, args: tuple, kwargs: dict) -> Callable[[Params, tuple], jax.Array]:
         """The function ``(unconstrained values of all continuous latents, one-row slices) -> log p(row | those)``."""

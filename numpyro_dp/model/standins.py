@@ -103,12 +103,9 @@ def without_length(model: Callable, table: StandIns) -> Iterator[None]:
         yield
     except UnsupportedModelError as error:
         raise UnsupportedModelError([_hide(problem, table.length) for problem in error.problems]) from None
-    except (TypeError, ValueError) as error:
-        if own := _plates_of_own_size(model, table):
-            raise UnsupportedModelError([_own_sizes(own, error)]) from error
-        _explain(error, table.length)
-        raise
     except Exception as error:
+        if isinstance(error, TypeError | ValueError) and (own := _plates_of_own_size(model, table)):
+            raise UnsupportedModelError([_own_sizes(own, error)]) from error
         _explain(error, table.length)
         raise
 

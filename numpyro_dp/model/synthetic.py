@@ -21,7 +21,7 @@ import numpy as np
 from numpyro.infer import init_to_median
 from numpyro.infer.util import compute_log_probs, constrain_fn, potential_energy
 
-from numpyro_dp.model.arguments import NO_VALUE, Argument, canonical, describe_error, overlooked, quote, take_arrays
+from numpyro_dp.model.arguments import NO_VALUE, Argument, compiled, describe_error, overlooked, quote
 from numpyro_dp.model.separable import SeparableModel
 from numpyro_dp.model.tracing import Params, Shape, Site, Sites, fix_latents, keep_sites
 
@@ -228,21 +228,10 @@ class _SyntheticCheck:
         self.separated, self.private = separated, separated.private_arguments()
         self._latents = separated.latents
         self._discrete = {name: _one_row(sites[name], separated.row_plates) for name in sorted(separated.row_latents)}
-        leaves, treedef = jax.tree.flatten(separated.without_private(args, kwargs))
+        self._public = separated.without_private(args, kwargs)
         # Public arguments that are traced where `separate` is called have no value to use here.
-        self.lacks_values = any(isinstance(leaf, NO_VALUE) for leaf in leaves)
-        leaves = [np.ones(x.shape, canonical(x.dtype)) if isinstance(x, NO_VALUE) else x for x in leaves]
-        self._arrays, self._merge = take_arrays(*jax.tree.unflatten(treedef, leaves))
-        self._few = self._compile(self._evaluate_few, *self._draw("normal"))
-
-    def _compile(self, evaluate: Callable, *inputs) -> Callable:
-        """Compiled ahead of time, a function gives numbers even where `separate` itself is being traced."""
-
-        def run(arrays: list, *inputs):
-            return evaluate(*self._merge(arrays), *inputs)
-
-        compiled = jax.jit(run).lower(self._arrays, *inputs).compile()
-        return lambda *inputs: jax.device_get(compiled(self._arrays, *inputs))
+        self.lacks_values = any(isinstance(leaf, NO_VALUE) for leaf in jax.tree.leaves(self._public))
+        self._few = compiled(self._evaluate_few, *self._public, *self._draw("normal"))
 
     @functools.cached_property
     def _prior_median(self) -> dict[str, np.ndarray]:
@@ -251,7 +240,7 @@ class _SyntheticCheck:
         def medians(args: tuple, kwargs: dict) -> Params:
             return self.separated.init_params(jax.random.key(0), init_to_median, args, kwargs)[0]
 
-        return self._compile(medians)()
+        return compiled(medians, *self._public)()
 
     def few(self, kind: str) -> _Few:
         return self._few(*self._draw(kind))
@@ -259,7 +248,7 @@ class _SyntheticCheck:
     def all_rows(self, kind: str, few: _Few) -> _All:
         """The model, as it is, on as many rows as there are: the few ones, repeated."""
         z, *_ = self._draw(kind)
-        return self._compile(self._evaluate_all, z, few.rows, few.own)(z, few.rows, few.own)
+        return compiled(self._evaluate_all, *self._public, z, few.rows, few.own)(z, few.rows, few.own)
 
     def _draw(self, kind: str) -> tuple[dict[str, np.ndarray], tuple, "_Own", np.ndarray]:
         rng = np.random.default_rng(list(kind.encode()))

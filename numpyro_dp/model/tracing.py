@@ -412,49 +412,15 @@ _WRAPPERS = {
     discrete.ZeroInflatedLogits,
     discrete.ZeroInflatedProbs,
 }
-_DRAWABLE = {
-    dist.AsymmetricLaplace,
-    dist.BernoulliLogits,
-    dist.BernoulliProbs,
-    dist.Beta,
-    dist.BetaBinomial,
-    dist.BetaProportion,
-    dist.BinomialLogits,
-    dist.CategoricalLogits,
-    dist.CategoricalProbs,
-    dist.Cauchy,
-    dist.Chi2,
-    dist.Dirichlet,
-    dist.Exponential,
-    dist.Gamma,
-    dist.GammaPoisson,
-    dist.GeometricLogits,
-    dist.GeometricProbs,
-    dist.Gumbel,
-    dist.HalfCauchy,
-    dist.HalfNormal,
-    dist.InverseGamma,
-    dist.Laplace,
-    dist.LogNormal,
-    dist.LogUniform,
-    dist.Logistic,
-    dist.LowRankMultivariateNormal,
-    dist.MultivariateNormal,
-    dist.MultivariateStudentT,
-    dist.NegativeBinomial2,
-    dist.NegativeBinomialLogits,
-    dist.NegativeBinomialProbs,
-    dist.Normal,
-    dist.OrderedLogistic,
-    dist.Pareto,
-    dist.Poisson,
-    dist.SoftLaplace,
-    dist.StudentT,
-    dist.Uniform,
-    dist.VonMises,
-    dist.Weibull,
-    dist.ZeroInflatedPoisson,
-}
+_DRAWABLE_NAMES = """
+    AsymmetricLaplace BernoulliLogits BernoulliProbs Beta BetaBinomial BetaProportion BinomialLogits
+    CategoricalLogits CategoricalProbs Cauchy Chi2 Dirichlet Exponential Gamma GammaPoisson GeometricLogits
+    GeometricProbs Gumbel HalfCauchy HalfNormal InverseGamma Laplace LogNormal LogUniform Logistic
+    LowRankMultivariateNormal MultivariateNormal MultivariateStudentT NegativeBinomial2 NegativeBinomialLogits
+    NegativeBinomialProbs Normal OrderedLogistic Pareto Poisson SoftLaplace StudentT Uniform VonMises Weibull
+    ZeroInflatedPoisson
+"""
+_DRAWABLE = {getattr(dist, name) for name in _DRAWABLE_NAMES.split()}
 
 
 class _spot_control_flow(Messenger):

@@ -77,12 +77,6 @@ class UnitModel(SeparableModel):
         layout = self.layout(args, kwargs)
         return (*(leaf[layout.index] for leaf in super().rows(args, kwargs)), jnp.asarray(layout.present))
 
-    def row_log_density(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple], jax.Array]:
-        """The function ``(flat z, slices of `rows` for one unit) -> log p(all of its rows | z)``."""
-        if self.latents is None:
-            return self.per_unit(super().row_log_density(args, kwargs))
-        return jax.jit(self.integrate(self.parts(args, kwargs)), inline=True)
-
     def integrate(self, parts: Callable[[jax.Array], Parts]) -> Callable[..., jax.Array]:
         latents = self.latents
         assert latents is not None
@@ -124,7 +118,7 @@ class PublicUnits(UnitModel):
     def layout(self, args: tuple, kwargs: dict) -> Layout:
         return Layout(self.number, self.most_rows)
 
-    def require_same(self, unit: Any, args: tuple, kwargs: dict) -> None:
+    def require_same(self, unit: str, args: tuple, kwargs: dict) -> None:
         named = _named(self.row_model, unit, args, kwargs)
         if not isinstance(named, jax.core.Tracer) and not np.array_equal(
             _number(_values(self.row_model, unit, args, kwargs, has_public_size=True)), self.number
@@ -192,10 +186,7 @@ class StreamedUnitModel(UnitModel):
         leaves: tuple[Any, ...] = SeparableModel.rows(self, args, kwargs)
         return (*map(table.of_units, leaves), table.present)
 
-    def require_same(self, args: tuple, kwargs: dict) -> None:
-        """
-        :raises ValueError: if another column says whose rows are whose.
-        """
+    def require_same(self, unit: str, args: tuple, kwargs: dict) -> None:
         self._table(args, kwargs)
 
     def _table(self, args: tuple, kwargs: dict) -> StreamedUnits:
@@ -237,46 +228,6 @@ def _require_unused(separated: SeparableModel, unit: str, args: tuple, kwargs: d
         )
 
 
-def _group_streamed(
-    separated: SeparableModel,
-    unit: Any,
-    column: StreamedColumn,
-    most_rows: int | None,
-    are_counted: bool,
-    args: tuple,
-    kwargs: dict,
-) -> UnitModel:
-    table = column.table.by_unit(column, most_rows)
-    units, most = table.num_rows, table.most_rows
-    if units < 2 and are_counted:
-        raise ValueError(_ONE_UNIT)
-    if are_counted:
-        _require_own_latents(separated, unit, units)
-    if most_rows is None and units * most > MOST_PADDING * table.num_table_rows:
-        raise ValueError(_uneven(units, most, table.num_table_rows))
-    for plate, size in ({} if separated.latents is None else separated.latents.sizes).items():
-        if most_rows is None and units > size:
-            raise ValueError(
-                f"unit={unit!r} has {units} units, and plate '{plate}' has {size} members: give it as many"
-            )
-    if most_rows is not None:
-        _require_unused(separated, unit, args, kwargs)
-    fields = {field.name: getattr(separated, field.name) for field in dataclasses.fields(SeparableModel)}
-    fields |= {"num_rows": units, "row_model": separated}
-    identity = table.identity if most_rows is None else f"private {unit!r}, up to {most} rows"
-    return StreamedUnitModel(**fields, most_rows=most, unit=unit, cap=most_rows, units_identity=identity)
-
-
-_ONE_UNIT = "unit says that all rows belong to one and the same: there is nobody to hide among"
-
-
-def _uneven(units: int, most: int, rows: int) -> str:
-    return (
-        f"the largest unit has {most} of {rows} rows, and the mean of the {units} units is {rows / units:.3g}: all "
-        "would need as much room as the largest. Keep fewer rows of the largest units: `max_rows_per_unit=` does"
-    )
-
-
 def group_rows(
     separated: SeparableModel,
     unit: Any,
@@ -293,38 +244,38 @@ def group_rows(
     :param are_counted: whether the number of units is public. If not, no refusal depends on it.
     :raises ValueError: if `unit` says no such thing, or if public sizes differ too much.
     """
-    column = _streamed_column(separated, unit, args, kwargs)
+    column, is_private = _streamed_column(separated, unit, args, kwargs), max_rows_per_unit is not None
     if column is not None:
-        return _group_streamed(separated, unit, column, max_rows_per_unit, are_counted, args, kwargs)
-    if max_rows_per_unit is not None:
-        _require_private(separated, unit, args, kwargs)
-    ids = _values(separated, unit, args, kwargs, has_public_size=max_rows_per_unit is None)
-    number = _number(ids)
-    sizes = np.bincount(number)
-    units, most = len(sizes), int(np.max(sizes, initial=0))
-    if units < 2 and are_counted:
-        raise ValueError(_ONE_UNIT)
+        table = column.table.by_unit(column, max_rows_per_unit)
+        units, most, rows = table.num_rows, table.most_rows, table.num_table_rows
+    else:
+        if is_private:
+            _require_private(separated, unit, args, kwargs)
+        ids = _values(separated, unit, args, kwargs, has_public_size=not is_private)
+        number = _number(ids)
+        sizes = np.bincount(number)
+        units, most, rows = len(sizes), int(np.max(sizes, initial=0)), len(ids)
     if are_counted:
+        if units < 2:
+            raise ValueError("unit says that all rows belong to one and the same: there is nobody to hide among")
         _require_own_latents(separated, unit, units)
-    fields = {field.name: getattr(separated, field.name) for field in dataclasses.fields(SeparableModel)}
-    fields |= {"num_rows": units, "row_model": separated}
+    if not is_private and units * most > MOST_PADDING * rows:
+        raise ValueError(
+            f"the largest unit has {most} of {rows} rows, and the mean of the {units} units is {rows / units:.3g}: all "
+            "would need as much room as the largest. Keep fewer rows of the largest units: `max_rows_per_unit=` does"
+        )
+    fields = {**vars(separated), "num_rows": units, "row_model": separated}
+    if column is not None:
+        if is_private:
+            _require_unused(separated, unit, args, kwargs)
+        else:
+            _require_members(separated, unit, units)
+        identity = f"private {unit!r}, up to {most} rows" if is_private else table.identity
+        return StreamedUnitModel(**fields, most_rows=most, unit=unit, cap=max_rows_per_unit, units_identity=identity)
     if max_rows_per_unit is not None:
         return PrivateUnits(**fields, most_rows=max_rows_per_unit, unit=unit, are_counted=are_counted)
-    if units * most > MOST_PADDING * len(ids):
-        raise ValueError(_uneven(units, most, len(ids)))
     _require_codes(separated, unit, ids)
     return PublicUnits(**fields, most_rows=most, number=number)
-
-
-def require_same_groups(grouped: SeparableModel, unit: str, args: tuple, kwargs: dict) -> None:
-    """Make sure that an argument still says what it said when rows were grouped by it.
-
-    :raises ValueError: if it does not. What is traced cannot be looked at.
-    """
-    if isinstance(grouped, PublicUnits):
-        grouped.require_same(unit, args, kwargs)
-    elif isinstance(grouped, StreamedUnitModel):
-        grouped.require_same(args, kwargs)
 
 
 def _require_own_latents(separated: SeparableModel, unit: Any, units: int) -> None:
@@ -343,6 +294,15 @@ def _require_own_latents(separated: SeparableModel, unit: Any, units: int) -> No
         f"Draw it in a plate, `with numpyro.plate('units', {units}):`, and pick `{found[0]}[{unit}]` with codes 0, 1, "
         "2, ... (`pandas.factorize(ids)[0]` makes them). Effects of other groups are parameters: fewer of them"
     )
+
+
+def _require_members(separated: SeparableModel, unit: Any, units: int) -> None:
+    """Refuse more units than a plate has members that rows pick from by the units' numbers."""
+    for plate, size in ({} if separated.latents is None else separated.latents.sizes).items():
+        if units > size:
+            raise ValueError(
+                f"unit={unit!r} has {units} units, and plate '{plate}' has {size} members: give it as many"
+            )
 
 
 def _require_codes(separated: SeparableModel, unit: Any, ids: np.ndarray) -> None:
@@ -367,9 +327,7 @@ def _require_private(separated: SeparableModel, unit: str, args: tuple, kwargs: 
 def _number(ids: np.ndarray) -> np.ndarray:
     """Units numbered in the order in which they appear."""
     _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    return rank[inverse.ravel()]
+    return np.argsort(np.argsort(first))[inverse.ravel()]
 
 
 def _named(separated: SeparableModel, unit: str, args: tuple, kwargs: dict) -> Any:

@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
-from jax.scipy.linalg import solve_triangular
 from numpyro.infer.hmc import HMCState, hmc
 from numpyro.infer.hmc_util import HMCAdaptState
 
@@ -37,31 +36,13 @@ from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.verdict import Check, Mirror
 
 
-class Whitening(NamedTuple):
-    """Coordinates y in which the posterior is about N(0, I): ``z = start + root @ y``.
-
-    :ivar start: shape (d,).
-    :ivar root: shape (d, d), lower triangular.
-    """
-
-    start: np.ndarray
-    root: np.ndarray
-
-    def parameters(self, y: jax.Array) -> jax.Array:
-        """z of `y`."""
-        return jnp.asarray(self.start, y.dtype) + jnp.asarray(self.root, y.dtype) @ y
-
-    def whitened(self, z: jax.Array) -> jax.Array:
-        """y of `z`."""
-        away = z - jnp.asarray(self.start, z.dtype)
-        return solve_triangular(jnp.asarray(self.root, z.dtype), away, lower=True)
-
-
 class Prepared(NamedTuple):
     """What a preparation has found. Released as a whole.
 
     :ivar mode: "surrogate", "walk", "statistics" or "own"; see `numpyro_dp.preparation.chains`.
     :ivar coordinates: names of the coordinates in which the parameters meet the data.
+    :ivar start: unconstrained parameters near the posterior, shape (d,).
+    :ivar covariance: about the posterior's, shape (d, d); from prior and frame.
     :ivar frame: in which the posterior is about N(0, I); None in mode "statistics".
     :ivar rounds: of the search.
     :ivar surrogate: the released likelihood; None in other modes than "surrogate", as `check` and `bounds`.
@@ -69,8 +50,6 @@ class Prepared(NamedTuple):
     :ivar bounds: clip bounds of the rows' gradients and information in the last release.
     :ivar slope: clip bound of a row's log ratio, per unit of distance in whitened coordinates, or of its gradient
         there; None in mode "surrogate".
-    :ivar start: unconstrained parameters near the posterior, shape (d,).
-    :ivar covariance: about the posterior's, shape (d, d); from prior and frame.
     :ivar step: length of a walk's proposals, in posterior standard deviations.
     :ivar centred: whether the rows' gradients, of which the surrogate's is made, were centred before the clip by those
         of outcomes drawn from the model.
@@ -84,14 +63,14 @@ class Prepared(NamedTuple):
 
     mode: str
     coordinates: tuple[str, ...]
-    frame: Frame | None
-    rounds: int
-    surrogate: Surrogate | None
-    check: Check | None
-    bounds: Bounds | None
-    slope: float | None
     start: np.ndarray
     covariance: np.ndarray
+    frame: Frame | None = None
+    rounds: int = 1
+    surrogate: Surrogate | None = None
+    check: Check | None = None
+    bounds: Bounds | None = None
+    slope: float | None = None
     step: float = 1.0
     centred: bool = False
     mirror: Mirror | None = None
@@ -101,18 +80,14 @@ class Prepared(NamedTuple):
     has_humps: bool = False
 
     @property
-    def whitening(self) -> Whitening:
-        return Whitening(self.start, np.linalg.cholesky(self.covariance))
+    def z_frame(self) -> Frame:
+        """Coordinates y in which the posterior of the unconstrained parameters z is about N(0, I)."""
+        return Frame(self.start, np.linalg.cholesky(self.covariance))
 
     @property
     def draws_are_free(self) -> bool:
         """Whether all that the chain needs of the table has been released."""
         return self.mode in ("surrogate", "statistics")
-
-
-def _in_frame(coordinates: Callable, frame: Frame, z: jax.Array) -> jax.Array:
-    inverse = jnp.asarray(np.linalg.inv(frame.whitening), z.dtype)
-    return inverse @ (coordinates(z) - jnp.asarray(frame.center, z.dtype))
 
 
 class Chain(Algorithm):
@@ -124,12 +99,6 @@ class Chain(Algorithm):
     def __init__(self, prepared: Prepared, log_prior: Callable[[jax.Array], jax.Array]):
         self.prepared, self._log_prior = prepared, log_prior
         self.num_warmup = 0
-
-    def releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
-        return dict.fromkeys(self.noise_shapes(0), num_iterations * num_chains)
-
-    def request(self, carry: Any) -> dict[str, jax.Array | int]:
-        return dict.fromkeys(self.noise_shapes(0), 1)
 
     def init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
         return jnp.zeros((), z.dtype)
@@ -157,7 +126,7 @@ class NutsChain(Chain):
         log_likelihood: Callable[[jax.Array], jax.Array],
     ):
         super().__init__(prepared, log_prior)
-        self.log_likelihood, self._whitening = log_likelihood, prepared.whitening
+        self.log_likelihood, self._frame = log_likelihood, prepared.z_frame
 
     def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {}
@@ -166,7 +135,7 @@ class NutsChain(Chain):
         """NUTS's first state at `y`, and its step."""
 
         def potential(y: jax.Array) -> jax.Array:
-            z = self._whitening.parameters(y)
+            z = self._frame.at(y)
             return -self._log_prior(z) - self.log_likelihood(z)
 
         init, sample = hmc(potential_fn=potential, algo="NUTS")
@@ -190,7 +159,7 @@ class NutsChain(Chain):
 
     def init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
         start_key, run_key = random.split(rng_key)
-        state, _ = self._start(start_key, self._whitening.whitened(z))
+        state, _ = self._start(start_key, self._frame.of(z))
         missing = self._nuts_warmup - THINNING * self.num_warmup
         return self._run(run_key, state, missing) if missing else state
 
@@ -210,7 +179,7 @@ class NutsChain(Chain):
         z = step.z
         state = self._run(step.rng_key, step.carry, THINNING)
         return Transition(
-            self._whitening.parameters(state.z),
+            self._frame.at(state.z),
             jnp.array(True),
             state.accept_prob,
             jnp.zeros((), z.dtype),
@@ -236,7 +205,7 @@ def surrogate_chain(prepared: Prepared, cut: Cut, log_prior: Callable, noise_awa
     assert surrogate is not None
     assert frame is not None
     density = surrogate.noise_aware if noise_aware else surrogate.plug_in
-    return NutsChain(prepared, log_prior, lambda z: density(_in_frame(coordinates, frame, z)))
+    return NutsChain(prepared, log_prior, lambda z: density(frame.of(coordinates(z))))
 
 
 class WalkChain(Chain):
@@ -249,24 +218,19 @@ class WalkChain(Chain):
         super().__init__(prepared, log_prior)
         self._cut = cut
 
-    def _u(self, z: jax.Array) -> jax.Array:
-        """Whitened coordinates of the flat unconstrained `z`."""
-        assert self.prepared.frame is not None
-        return _in_frame(self._cut.coordinates, self.prepared.frame, z)
-
     def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {"ratio": (1,)}
 
     def transition(self, step: Step) -> Transition:
         jump_key, accept_key = random.split(step.rng_key)
         target, z, prepared = step.target, step.z, self.prepared
-        root = jnp.asarray(np.linalg.cholesky(prepared.covariance), z.dtype)
+        root = jnp.asarray(prepared.z_frame.whitening, z.dtype)
         z_new = z + prepared.step * root @ random.normal(jump_key, z.shape, z.dtype)
-        slope = prepared.slope
+        frame, slope = prepared.frame, prepared.slope
+        assert frame is not None
         assert slope is not None
-        ratio, scale = target.log_ratio(
-            step.grant["ratio"], z, z_new, slope * jnp.linalg.norm(self._u(z_new) - self._u(z))
-        )
+        u, u_new = (frame.of(self._cut.coordinates(point)) for point in (z, z_new))
+        ratio, scale = target.log_ratio(step.grant["ratio"], z, z_new, slope * jnp.linalg.norm(u_new - u))
         public = self._log_prior(z_new) - self._log_prior(z)
         accepted, accept_prob, scale = accept_with_penalty(accept_key, ratio + public, scale, z_new)
         return Transition(jnp.where(accepted, z_new, z), accepted, accept_prob, scale, step.carry)
@@ -279,12 +243,12 @@ class OwnChain(Algorithm):
     """
 
     def __init__(self, prepared: Prepared, algorithm: Algorithm):
-        self.prepared, self._algorithm, self._whitening = prepared, algorithm, prepared.whitening
+        self.prepared, self._algorithm, self._frame = prepared, algorithm, prepared.z_frame
         self.num_warmup = 0
 
     def parameters(self, y: jax.Array) -> jax.Array:
         """z of `y`."""
-        return self._whitening.parameters(y)
+        return self._frame.at(y)
 
     def releases(self, num_iterations: int, num_chains: int, resumed: bool = False) -> dict[str, int]:
         return self._algorithm.releases(num_iterations, num_chains, resumed)
@@ -296,9 +260,9 @@ class OwnChain(Algorithm):
         return self._algorithm.request(carry)
 
     def init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
-        return self._algorithm.init_carry(rng_key, self._whitening.whitened(z))
+        return self._algorithm.init_carry(rng_key, self._frame.of(z))
 
     def transition(self, step: Step) -> Transition:
-        moved = self._algorithm.transition(step._replace(z=self._whitening.whitened(step.z)))
+        moved = self._algorithm.transition(step._replace(z=self._frame.of(step.z)))
         # Where a proposal is rejected, the point stays as it is, to the last bit.
         return moved._replace(z=jnp.where(moved.accepted, self.parameters(moved.z), step.z))

@@ -74,6 +74,11 @@ class Frame(NamedTuple):
         """phi of `u`."""
         return jnp.asarray(self.center) + jnp.asarray(self.whitening) @ u
 
+    def of(self, phi: jax.Array) -> jax.Array:
+        """u of `phi`."""
+        inverse = np.linalg.inv(np.asarray(self.whitening, float))
+        return jnp.asarray(inverse, phi.dtype) @ (phi - jnp.asarray(self.center, phi.dtype))
+
 
 class Bounds(NamedTuple):
     """Clip bounds of one row, not tempered.
@@ -136,7 +141,7 @@ _NO_DERIVATIVES = (
 
 def is_centred(cut: Cut, target: PrivateTarget) -> bool:
     """Whether the model tells how rows come about, and a row's place is public, so that gradients can be centred."""
-    return cut.drawn_log_density is not None and target.has_public_places
+    return cut.drawn_log_density is not None and target.vault.has_public_places
 
 
 class Survey:
@@ -179,7 +184,7 @@ class Survey:
             return plain_scores(self.cut, frame, jnp.ones((), self.dtype), row, self._is_smooth)[:2]
 
         try:
-            alone(asked_for, self._target.one_row)
+            alone(asked_for, self._target.vault.one_row)
         except RowsMeetError as error:
             raise UnsupportedModelError([describe_hazard(name) for name in error.hazards]) from None
         except Exception as error:

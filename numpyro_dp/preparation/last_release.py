@@ -178,7 +178,8 @@ def last_bounds(
     size = max(round(informed), 1)
     best = reference(size, counted, rho, misfit=misfit)
     if not survey.centres:
-        return Bounds(*(np.array([_uncentred_room(counted), 1.0]) * best.multiples * typical)), rho
+        room = _UNCENTRED_ROOM + math.log(max(counted / _UNCENTRED_ROWS, 1)) / 2 / _MULTIPLES[0]
+        return Bounds(*(np.array([room, 1.0]) * best.multiples * typical)), rho
     if room > 1:
         return Bounds(*(np.maximum(best.multiples, [room * SCORE_ROOM, 0.0]) * typical)), rho
     of_bounds = _BOUND_SHARE * rho
@@ -202,11 +203,6 @@ def _informed(frame: Frame, prior: NormalPrior) -> float:
     """How many coordinates the rows, and not the prior, decide on, where the posterior is about N(0, I)."""
     _, precision = prior.in_frame(frame)
     return min(max(len(precision) - float(np.trace(precision)), 1.0), len(precision))
-
-
-def _uncentred_room(num_rows: float) -> float:
-    more = math.log(max(num_rows / _UNCENTRED_ROWS, 1)) / 2
-    return _UNCENTRED_ROOM + more / _MULTIPLES[0]
 
 
 def information_share(bounds: Bounds, size: int, num_rows: float, rho: float) -> float:
@@ -262,7 +258,8 @@ def last_releases(
         of_frames = _with_room(surrogates[-1], prior, is_last=len(stages) == MOST_FIRST)
         widened, prior = of_frames < prior.of_frames, prior._replace(of_frames=of_frames)
         frame = _at_least_as_wide(recentred(surrogates[-1], prior), prior, widened)
-        if is_there(stages[-1], prior) and not widened.any() and is_narrow(stages[-1]):
+        is_narrow = float(np.trace(stages[-1].found.information)) < _MOST_WIDE * m  # not far wider than the posterior
+        if is_there(stages[-1], prior) and not widened.any() and is_narrow:
             break
     misfit = 1.0 if survey.is_open else 0.0
     usual = stages[-1].misfit - misfit_of(_WIDE, counted, _informed(frame, prior))
@@ -363,11 +360,6 @@ def is_there(stage: LastRelease, prior: NormalPrior) -> bool:
     noise = found.score_scale**2 / np.linalg.eigvalsh(whole)  # of the squares that add up to the step's
     most = noise.sum() + _MOST_BY_NOISE * math.sqrt(2 * np.sum(noise**2))
     return float(step @ whole @ step) < 2 * m + most
-
-
-def is_narrow(stage: LastRelease) -> bool:
-    """Whether the release was made in a frame that is not far wider than the posterior."""
-    return float(np.trace(stage.found.information)) < _MOST_WIDE * len(stage.found.score)
 
 
 def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:

@@ -195,7 +195,8 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
     :param num_rows: n; None if it is private: then it is released.
     """
     m, rho = survey.size, fund.left
-    n = float(num_rows) if num_rows is not None else _count(survey, fund, 0.01 * rho)
+    n = float(num_rows) if num_rows is not None else survey.count(fund.ask(count=Wish(0.01 * rho))["count"])
+    n = max(n, 1.0)
     allowed = fund.left - (1 - SEARCH_SHARE) * rho
     scales, bounds, derivatives, line = 600 * len(survey.kinds) / n**2, 1100 / n**2, 400 * m / n**2, 2000 / n**2
     cheapest = scales + EXPECTED_ROUNDS * (bounds + derivatives + line)
@@ -262,10 +263,6 @@ def _lost(survey: Survey, fund: Fund, here: Round, price: float, n: float) -> fl
     largest = _LARGEST_ROW * m / (survey.power * n)
     draw = fund.ask(whole=Wish(price))["whole"]
     return survey.whole(draw, here.frame, largest) / max(float(np.trace(here.found.information)), m / 2)
-
-
-def _count(survey: Survey, fund: Fund, rho: float) -> float:
-    return max(survey.count(fund.ask(count=Wish(rho))["count"]), 1.0)
 
 
 def _round(

@@ -46,11 +46,6 @@ class Surrogate(NamedTuple):
     curvature_scale: float
     variance: float = 1.0
 
-    def whitened(self, phi: jax.Array) -> jax.Array:
-        """u of `phi`."""
-        inverse = np.linalg.inv(np.asarray(self.frame.whitening, float))
-        return jnp.asarray(inverse, phi.dtype) @ (phi - jnp.asarray(self.frame.center, phi.dtype))
-
     def plug_in(self, u: jax.Array) -> jax.Array:
         """The quadratic itself, as if it had no noise."""
         score, curvature = (jnp.asarray(x, u.dtype) for x in (self.score, self.curvature))

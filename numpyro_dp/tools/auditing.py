@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy  # its `stats`, which take long to import, come when they are asked for
 from jax import random
 
 from numpyro_dp.kernels.base import DPKernel
 from numpyro_dp.kernels.prepared import PreparedKernel
 from numpyro_dp.model.arguments import as_arguments
-from numpyro_dp.plots import plot_audit
+from numpyro_dp.plots import exact_interval, plot_audit
 from numpyro_dp.privacy.batches import ALL_ROWS
 from numpyro_dp.privacy.ledger import Ledger, Plan
 from numpyro_dp.privacy.noise import NoiseSource
@@ -76,13 +75,9 @@ class AuditResult:
     def __str__(self) -> str:
         verdict = "below the claim" if self.holds else "ABOVE THE CLAIM: this is a bug"
         runs = f"{len(self.scores[0])} + {len(self.scores[1])} runs ({self.neighboring_relation})"
-        found = f"at least {_rounded_down(self.eps_lower)} (confidence {self.confidence:.6g})"
+        lower = math.floor(1_000 * self.eps_lower) / 1_000  # never more than was found
+        found = f"at least {lower:.3f} (confidence {self.confidence:.6g})"
         return f"Audit of {runs}: eps at delta {self.delta:.3g} is {found}, {verdict} of {self.eps:.4g}"
-
-
-def _rounded_down(bound: float) -> str:
-    """Three decimals of a lower bound, never more than was found."""
-    return f"{math.floor(1_000 * bound) / 1_000:.3f}"
 
 
 def audit(
@@ -308,8 +303,8 @@ def _directed(first: np.ndarray, second: np.ndarray, train: int, delta: float, e
 
     def bound(a: np.ndarray, b: np.ndarray, threshold: Any) -> np.ndarray:
         hits_a, hits_b = (len(x) - np.searchsorted(np.sort(x), threshold, side="right") for x in (a, b))
-        lowest = np.nan_to_num(scipy.stats.beta.ppf(error / 2, hits_a, len(a) - hits_a + 1))  # NaN without a hit
-        highest = np.nan_to_num(scipy.stats.beta.ppf(1 - error / 2, hits_b + 1, len(b) - hits_b), nan=1.0)
+        lowest, _ = exact_interval(hits_a, len(a), error)
+        _, highest = exact_interval(hits_b, len(b), error)
         return np.log(np.maximum(lowest - delta, 1e-300) / highest)
 
     candidates = np.unique(np.quantile(np.concatenate([first[:train], second[:train]]), np.linspace(0, 1, 400)))

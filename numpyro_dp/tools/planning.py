@@ -3,12 +3,11 @@
 By the estimates of `numpyro_dp.chain.worth`.
 """
 
-import functools
 import html
 import math
 import numbers
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -89,16 +88,28 @@ class RunPlan:
 
     def at(self, **changed: float) -> tuple[Outlook, ...]:
         """The outlooks with other numbers: of `eps`, `n`, or `slope` (which is otherwise kept relative to n)."""
-        n = changed.get("n", self.n)
-        eps = changed.get("eps", self.eps)
+        n, d, power = changed.get("n", self.n), self.d, self.power
         slope = changed.get("slope", self.slope * math.sqrt(self.n / n))
         # A delta of one in so many rows goes by the number of rows.
-        rho = accounting.gaussian_rho(eps, min(max(self.delta * self.n / n, 1e-29), 0.5))
-        return _outlooks(n, self.d, rho, slope, self.power, self._run)
-
-    @property
-    def _run(self) -> "_Run":
-        return _Run(self.num_warmup, self.num_samples, self.num_chains, self.num_steps)
+        delta = self.delta if n == self.n else min(max(self.delta * self.n / n, 1e-29), 0.5)
+        rho = accounting.gaussian_rho(changed.get("eps", self.eps), delta)
+        released = released_error(d, n / power, rho)
+        walk = walk_draws(TYPICAL_CLIP * tight_slope(n, d, power), d, 0.7 * rho)
+        if curvature_noise(d, n / power, rho) > MAX_CURVATURE_NOISE:  # it would refuse
+            released, walk = max(released, 2 * ROUGH_ERROR), 0.0
+        kept = self.num_samples * self.num_chains
+        iterations = kept + self.num_warmup * self.num_chains
+        tau = accounting.noise_multiplier_for(rho, iterations)
+        half = accounting.noise_multiplier_for(rho / 2, iterations)
+        gradients = accounting.noise_multiplier_for(rho / 2, iterations * self.num_steps)
+        *of_walk, walk_worth = best_walk(d, slope, tau)
+        *of_leapfrog, leapfrog_worth = best_leapfrog(d, slope, half, gradients, self.num_steps)
+        return (
+            Outlook("DPHMC", released, math.inf),
+            _of_draws("DPPenalty", min(walk, kept / (4 * d))),
+            _of_draws("DPPenalty(prepare=False)", kept * walk_worth, *of_walk),
+            _of_draws("DPHMC(prepare=False)", kept * leapfrog_worth, *of_leapfrog),
+        )
 
     def plot(self, ax: Any = None) -> np.ndarray:
         """Two panels: the error against eps, and what a clip bound does to a walk. See `numpyro_dp.plots.plot_plan`."""
@@ -136,15 +147,6 @@ class RunPlan:
         found = [f"eps {eps:.2g}"] if eps < math.inf else []
         found += [f"n {float(f'{rows:.2g}'):,.0f}"] if rows < math.inf else []
         return " or ".join(found) or "longer chains"
-
-
-class _Run:
-    """How long a run is."""
-
-    def __init__(self, num_warmup: int, num_samples: int, num_chains: int, num_steps: int):
-        self.iterations = (num_warmup + num_samples) * num_chains
-        self.kept = num_samples / (num_warmup + num_samples)
-        self.num_steps = num_steps
 
 
 def plan(
@@ -199,38 +201,16 @@ def plan(
         if not (clip_ratio > 0 and posterior_sd > 0):
             raise ValueError(f"clip_ratio and posterior_sd must be positive, got {clip_ratio!r} and {posterior_sd!r}")
         slope = power * clip_ratio * posterior_sd
-    run = _Run(num_warmup, num_samples, num_chains, num_steps)
-    found = _outlooks(n, d, accounting.gaussian_rho(eps, delta), slope, power, run)
-    empty = RunPlan(
-        n, d, eps, delta, num_warmup, num_samples, num_chains, num_steps, slope, power, found, {}, {}
-    )  # to ask what would be with other numbers
-    for place, outlook in enumerate(found):
-        works = functools.partial(_works_with, empty, place)
-        empty.needed_eps[outlook.sampler] = _smallest(functools.partial(works, "eps"), 1e-3, 1e3)
-        empty.needed_rows[outlook.sampler] = _smallest(functools.partial(works, "n"), 10.0, 1e12)
-    return empty
+    empty = RunPlan(n, d, eps, delta, num_warmup, num_samples, num_chains, num_steps, slope, power, (), {}, {})
+    found = replace(empty, outlooks=empty.at())
 
+    def needed(name: str, place: int, low: float, high: float) -> float:
+        return _smallest(lambda value: empty.at(**{name: value})[place].verdict == "works", low, high)
 
-def _outlooks(n: float, d: int, rho: float, slope: float, power: float, run: _Run) -> tuple[Outlook, ...]:
-    counted = n / power
-    released = released_error(d, counted, rho)
-    walk = walk_draws(TYPICAL_CLIP * tight_slope(n, d, power), d, 0.7 * rho)
-    if curvature_noise(d, counted, rho) > MAX_CURVATURE_NOISE:  # it would refuse
-        released, walk = max(released, 2 * ROUGH_ERROR), 0.0
-    tau = accounting.noise_multiplier_for(rho, run.iterations)
-    half = accounting.noise_multiplier_for(rho / 2, run.iterations)
-    gradients = accounting.noise_multiplier_for(rho / 2, run.iterations * run.num_steps)
-    return (
-        Outlook("DPHMC", released, math.inf),
-        _of_draws("DPPenalty", min(walk, run.iterations * run.kept / (4 * d))),
-        _of_chain("DPPenalty(prepare=False)", run, best_walk(d, slope, tau)),
-        _of_chain("DPHMC(prepare=False)", run, best_leapfrog(d, slope, half, gradients, run.num_steps)),
-    )
-
-
-def _of_chain(sampler: str, run: _Run, best: tuple[float, float, float, float]) -> Outlook:
-    *step, worth = best
-    return _of_draws(sampler, run.iterations * run.kept * worth, *step)
+    for place, outlook in enumerate(found.outlooks):
+        found.needed_eps[outlook.sampler] = needed("eps", place, 1e-3, 1e3)
+        found.needed_rows[outlook.sampler] = needed("n", place, 10.0, 1e12)
+    return found
 
 
 def _of_draws(sampler: str, draws: float, *step: float) -> Outlook:
@@ -238,10 +218,6 @@ def _of_draws(sampler: str, draws: float, *step: float) -> Outlook:
     :param step: jump, noise and acceptance, if there are any.
     """
     return Outlook(sampler, 1 / math.sqrt(draws) if draws > 0 else math.inf, draws, *step)
-
-
-def _works_with(plan: RunPlan, place: int, name: str, value: float) -> bool:
-    return plan.at(**{name: value})[place].verdict == "works"
 
 
 def _smallest(works: Callable[[float], bool], low: float, high: float) -> float:

@@ -179,11 +179,15 @@ def rehearse(
         for text in {str(w.message) for w in caught if issubclass(w.category, UserWarning)}:
             messages[text] = messages.get(text, 0) + 1
         flagged += not private.privacy.posterior.trusted
-        exact = _exact_draws(kernel.settings.model, exact_key, given, named, run) if compare else {}
+        exact: dict[str, jax.Array] = {}
+        if compare:
+            without_privacy = ExactMCMC(NUTS(kernel.settings.model), **run)
+            without_privacy.run(exact_key, *given, **named)
+            exact = without_privacy.get_samples()
         records.append(_record(private, exact, values))
     report = private.privacy
     names = tuple(records[0]["mean"])
-    columns = {what: _columns(records, what, names) for what in _RECORDED}
+    columns = {what: np.array([[record[what][name] for name in names] for record in records]) for what in _RECORDED}
     return Rehearsal(report.kernel, report.eps, report.num_rows, names, **columns, messages=messages, flagged=flagged)
 
 
@@ -269,12 +273,6 @@ def _equal(one: Any, other: Any) -> bool:
 # -- One table ---------------------------------------------------------------------------------------------------------
 
 
-def _exact_draws(model: Callable, key: jax.Array, args: tuple, kwargs: dict, run: dict) -> dict[str, jax.Array]:
-    mcmc = ExactMCMC(NUTS(model), **run)
-    mcmc.run(key, *args, **kwargs)
-    return mcmc.get_samples()
-
-
 def _record(private: MCMC, exact: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """For each scalar parameter, what there is to know."""
     record: dict[str, dict[str, float]] = {what: {} for what in _RECORDED}
@@ -292,10 +290,6 @@ def _record(private: MCMC, exact: Mapping[str, Any], values: Mapping[str, Any]) 
             record["rank"][name] = float(np.mean(column < true[index])) if np.isfinite(true[index]) else np.nan
             record["exact_mean"][name], record["exact_sd"][name] = float(other.mean()), float(other.std())
     return record
-
-
-def _columns(records: list[dict[str, Any]], what: str, names: tuple[str, ...]) -> np.ndarray:
-    return np.array([[record[what][name] for name in names] for record in records])
 
 
 def _percent(value: float) -> str:

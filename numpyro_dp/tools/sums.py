@@ -22,7 +22,7 @@ from numpyro_dp.privacy.clipping import require_correct_sums
 from numpyro_dp.privacy.draws import draws_now
 from numpyro_dp.privacy.isolation import describe_hazard, hazards
 from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError, Request, Wanted, plan_for_budget
-from numpyro_dp.privacy.mechanisms import NEIGHBORING_RELATIONS, Gaussian, size_is_public
+from numpyro_dp.privacy.mechanisms import Gaussian, check_relation, size_is_public
 from numpyro_dp.privacy.noise import NoiseSource
 from numpyro_dp.privacy.passes import table_of
 from numpyro_dp.privacy.release import RowSum, Vault
@@ -146,8 +146,7 @@ def _as_arrays(per_row: Callable, rows: tuple, relation: str) -> tuple[Any, ...]
 
 
 def _check(bound: float, eps: float, delta: float | None, relation: str, num_rows: int) -> float:
-    if relation not in NEIGHBORING_RELATIONS:
-        raise ValueError(f"neighboring_relation must be one of {', '.join(NEIGHBORING_RELATIONS)}, got {relation!r}")
+    check_relation(relation)
     if not 0 < eps < math.inf:
         raise ValueError(f"eps must be positive and finite, got {eps!r}")
     if not SMALLEST_BOUND <= bound <= 1 / SMALLEST_BOUND:

@@ -99,7 +99,7 @@ def chain_of(mode, noise_aware=True, power=1.0, slope=0.4, step=1.0, surrogate=N
     covariance = np.array([[0.015, -0.01], [-0.01, 0.05]])
     frame = FRAME if surrogate is None else surrogate.frame
     prepared = Prepared(
-        mode, cut.names, frame, 0, surrogate, None, Bounds(1.0, 1.0), slope, np.zeros(2), covariance, step
+        mode, cut.names, np.zeros(2), covariance, frame, 0, surrogate, None, Bounds(1.0, 1.0), slope, step
     )
     return WalkChain(prepared, cut, prior) if mode == "walk" else surrogate_chain(prepared, cut, prior, noise_aware)
 

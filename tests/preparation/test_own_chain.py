@@ -230,7 +230,7 @@ class Shift(Algorithm):
 
 
 def own_chain():
-    found = Prepared("own", (), Frame(START, ROOT), 1, None, None, None, 1.0, START, ROOT @ ROOT.T)
+    found = Prepared("own", (), START, ROOT @ ROOT.T, Frame(START, ROOT), slope=1.0)
     return OwnChain(found, Shift())
 
 

@@ -128,4 +128,4 @@ def test_posteriors_with_noise_in_the_curvature_are_calibrated(relative, x64):
 
 def test_whitened_undoes_the_frame(x64):
     s, u = surrogate(np.random.default_rng(3), 0.0), jnp.arange(1.0, M + 1)
-    np.testing.assert_allclose(s.whitened(s.frame.at(u)), u, rtol=1e-9)
+    np.testing.assert_allclose(s.frame.of(s.frame.at(u)), u, rtol=1e-9)

@@ -120,7 +120,7 @@ def test_rows_of_private_units_are_in_no_public_place(relation):
     )
     kernel.init(jax.random.key(0), 0, None, ARGS, KWARGS)
     target = kernel.target(kernel.separate(ARGS, KWARGS), ARGS, KWARGS)
-    assert not target.has_public_places
+    assert not target.vault.has_public_places
     assert target.has_public_size == (relation == "replace_one")
     assert [part.shape[:2] for part in target.vault._rows] == [(20, 5)] * 4
 
