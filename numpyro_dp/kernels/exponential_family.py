@@ -175,7 +175,7 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
 
     def begin_search(  # type: ignore[override]
         self, separated: SeparableModel, public: PublicArguments, target: Callable[[], PrivateTarget]
-    ) -> "_Search":
+    ) -> "_Begun":
         """Everything that comes before the first look at the table."""
         if RESERVE not in self.ledger.plan.kinds:
             raise PrivacyBudgetError(BEGUN)
@@ -205,7 +205,7 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
         def minus_log_posterior(z: jax.Array, found: Statistics, middle: jax.Array) -> jax.Array:
             return -log_prior(z) - power * law.log_density(found, middle, z)
 
-        return _Search(
+        return _Begun(
             family,
             of_rows,
             of_rows.program(sums),
@@ -215,7 +215,7 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
             jax.jit(jax.hessian(minus_log_posterior)),
         )
 
-    def search(self, begun: "_Search") -> Prepared:  # type: ignore[override]
+    def finish_search(self, begun: "_Begun") -> Prepared:  # type: ignore[override]
         """Ask the table, once."""
         fund, size = Fund(self.ledger, self.announce), begun.cut.size + self._counts_rows
         count = _COUNT_SHARE * fund.left
@@ -332,7 +332,7 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
         return super().__getstate__() | {"_family": None, "_public": None}
 
 
-class _Search(NamedTuple):
+class _Begun(NamedTuple):
     """What one release needs.
 
     :ivar cut: the family.

@@ -313,10 +313,10 @@ class PreparedKernel(DPKernel):
         if self._chain is None:
             tell(self.announce, "preparing: reading the model")
             with _now():
-                search = self.begin_search(separated, public, target)
-                prepared = self.search(search)
-                self._chain = self._make_chain(prepared, search.cut, separated, public)
-                self._prior_widths = _widths_of_prior(separated, public, search.z_draws)
+                begun = self.begin_search(separated, public, target)
+                prepared = self.finish_search(begun)
+                self._chain = self._make_chain(prepared, begun.cut, separated, public)
+                self._prior_widths = _widths_of_prior(separated, public, begun.z_draws)
             self._result = prepared
             self._public = public.leaves
             self._public_hash = _hash(self._public)
@@ -331,7 +331,7 @@ class PreparedKernel(DPKernel):
 
     def begin_search(
         self, separated: SeparableModel, public: PublicArguments, target: Callable[[], PrivateTarget]
-    ) -> "_Search":
+    ) -> "_Begun":
         """Everything that comes before the first look at the table.
 
         :param target: makes one on all rows.
@@ -371,9 +371,9 @@ class PreparedKernel(DPKernel):
         symmetries = find_symmetries(separated, args, kwargs, z_draws)
         steps = tuple(_steps(cut, separated, args, kwargs, _map(cut.coordinates, z_draws), prior))
         of_row = separated.row_log_density(args, kwargs)
-        return _Search(options, survey, z_draws, z_prior, prior, near, symmetries, of_rows, of_row, steps)
+        return _Begun(options, survey, z_draws, z_prior, prior, near, symmetries, of_rows, of_row, steps)
 
-    def search(self, begun: "_Search") -> Prepared:
+    def finish_search(self, begun: "_Begun") -> Prepared:
         """Ask the table, and decide by its noisy answers."""
         options, survey, _, z_prior, prior, near, symmetries, *_ = begun
         fund, cut = Fund(self.ledger, self.announce), survey.cut
@@ -400,7 +400,7 @@ class PreparedKernel(DPKernel):
             steps=begun.steps,
         )
 
-    def _walk(self, begun: "_Search", fund: Fund, found: Found) -> Prepared:
+    def _walk(self, begun: "_Begun", fund: Fund, found: Found) -> Prepared:
         """Plan the walk: what is left pays for its steps.
 
         Short jumps need little noise: where the noise decides, one standard deviation of about 2 mixes best, and the
@@ -430,7 +430,7 @@ class PreparedKernel(DPKernel):
             has_arrived=found.has_arrived,
         )
 
-    def _own(self, begun: "_Search", fund: Fund, found: Found) -> Prepared:
+    def _own(self, begun: "_Begun", fund: Fund, found: Found) -> Prepared:
         """Coordinates and clip bound of the kernel's own chain; what is left of the reserve pays for the bound."""
         start, covariance = start_near(begun.survey.cut, found.frame, begun.z_prior)
         names, arrived = begun.survey.cut.names, found.has_arrived
@@ -537,7 +537,7 @@ class PreparedKernel(DPKernel):
         return super().__getstate__() | {"_chain": None, "_public": None}
 
 
-class _Search(NamedTuple):
+class _Begun(NamedTuple):
     """A preparation before it starts.
 
     :ivar z_draws: of the prior; flat and unconstrained.

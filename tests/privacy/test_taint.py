@@ -231,7 +231,7 @@ METHODS = {
     },
     PreparedKernel: {
         "begin_search": "before the first look at the table",
-        "search": "what it returns is an attribute",
+        "finish_search": "what it returns is an attribute",
     },
     PrivacyReport: {
         "to_dict": "called",
