@@ -4,6 +4,7 @@ As in ArviZ, each function takes Matplotlib axes (``ax``), or makes a figure of 
 ``plt.show()`` shows it, and ``plt.savefig(path)`` writes it. Matplotlib is imported when a picture is drawn.
 """
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -108,9 +109,10 @@ def plot_audit(result: "AuditResult", ax: "Axes | None" = None) -> "Axes":
         positives / len(second), negatives / len(first), color=_COLOURS[1], linewidth=1.8, label="this audit's guess"
     )
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="false positives", ylabel="false negatives", aspect="equal")
+    lower = math.floor(1_000 * max(result.eps_lower, 0)) / 1_000  # never more than was found
     title = (
         f"claimed: eps {result.eps:.3g} at delta {result.delta:.2g}\n"
-        f"found in {len(first):,} + {len(second):,} trials: at least {max(result.eps_lower, 0):.3g} "
+        f"found in {len(first):,} + {len(second):,} trials: at least {lower:.3f} "
         f"(confidence {result.confidence:.5g})"
     )
     return _finish(axes, title, fontsize=9)
