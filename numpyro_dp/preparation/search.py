@@ -231,8 +231,6 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
             if survey.centres:
                 off = 1 + _WIDER * here.noise / m
                 surprises = count_surprises(survey, fund, frame, SURPRISE_SHARE * rho, n, off, surprises)
-            if had and not surprises.bound:
-                room = 1.0
             if surprises.bound > 1.01 * room * SCORE_ROOM:
                 room = min(surprises.bound, _ROOMIER * max(room * SCORE_ROOM, EDGES[0])) / SCORE_ROOM
                 worth = max(worth, room**2)
