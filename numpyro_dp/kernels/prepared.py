@@ -38,15 +38,16 @@ from numpyro_dp.preparation.chains import (
     shape_of_carry,
     surrogate_chain,
 )
-from numpyro_dp.preparation.derivatives import Survey, has_kinks, is_centred
 from numpyro_dp.preparation.frames import NormalPrior, as_wide_as_the_posterior, place_of, rough_normal
 from numpyro_dp.preparation.fund import RESERVE, Fund, Wish, tell
 from numpyro_dp.preparation.last_release import last_releases, recentred
 from numpyro_dp.preparation.options import Preparation, require_draws, require_hope, warn_if_blurred
+from numpyro_dp.preparation.row_scores import has_kinks
 from numpyro_dp.preparation.row_slopes import SLOPE_GRID, find_slope
 from numpyro_dp.preparation.search import Found, search
 from numpyro_dp.preparation.start import start_near
 from numpyro_dp.preparation.steps import find_steps
+from numpyro_dp.preparation.survey import Survey, is_centred
 from numpyro_dp.preparation.verdict import FIT_SHARE, by_coordinate, check, find_mirror, reasons, uninformed, widths
 from numpyro_dp.privacy.accounting import gaussian_rho, noise_multiplier_for
 from numpyro_dp.privacy.ledger import PrivacyBudgetError, Releases, Wanted

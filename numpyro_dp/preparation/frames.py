@@ -3,9 +3,9 @@
 import math
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-
-from numpyro_dp.preparation.derivatives import Frame
 
 SCORE_ROOM = 1.2
 """Over the root mean square of a row's norm in a frame that is right, where bounds are not searched for."""
@@ -13,6 +13,26 @@ _NARROWEST, _WIDEST = 1e-7, 1e3
 """Widths of a frame, over the prior's."""
 _LEAST_LEFT = 1 / 64
 """Of a frame's precision, what is left at least without that of frames."""
+
+
+class Frame(NamedTuple):
+    """Coordinates ``phi = center + whitening @ u``; released or public.
+
+    :ivar center: shape (m,).
+    :ivar whitening: shape (m, m).
+    """
+
+    center: np.ndarray | jax.Array
+    whitening: np.ndarray | jax.Array
+
+    def at(self, u: jax.Array) -> jax.Array:
+        """phi of `u`."""
+        return jnp.asarray(self.center) + jnp.asarray(self.whitening) @ u
+
+    def of(self, phi: jax.Array) -> jax.Array:
+        """u of `phi`."""
+        inverse = np.linalg.inv(np.asarray(self.whitening, float))
+        return jnp.asarray(inverse, phi.dtype) @ (phi - jnp.asarray(self.center, phi.dtype))
 
 
 def typical_norm(size: int, num_rows: float) -> float:

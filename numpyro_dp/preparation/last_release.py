@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpyro_dp.preparation.derivatives import LAST_BOUND_GRID, Bounds, Derivatives, Frame, Survey
-from numpyro_dp.preparation.frames import SCORE_ROOM, NormalPrior, typical_norm, within_reason
+from numpyro_dp.preparation.frames import SCORE_ROOM, Frame, NormalPrior, typical_norm, within_reason
 from numpyro_dp.preparation.fund import Fund, Wish
 from numpyro_dp.preparation.search import Found, noise_edge
 from numpyro_dp.preparation.surprises import SURPRISE_SHARE, Surprises, count_surprises
 from numpyro_dp.preparation.surrogate import Surrogate
+from numpyro_dp.preparation.survey import LAST_BOUND_GRID, Bounds, Derivatives, Survey
 
 FIRST_SHARE = 0.2
 """Of what is left, for a release before the last one, which is made around the mode that it gives."""

@@ -22,11 +22,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_dp.preparation.derivatives import BOUND_GRID, Bounds, Derivatives, Frame, Survey
 from numpyro_dp.preparation.first_frame import SPARSE_PRICE, SPARSE_SHARE, first_frame
-from numpyro_dp.preparation.frames import SCORE_ROOM, NormalPrior, typical_norm, within_reason
+from numpyro_dp.preparation.frames import SCORE_ROOM, Frame, NormalPrior, typical_norm, within_reason
 from numpyro_dp.preparation.fund import Fund, Wish
 from numpyro_dp.preparation.surprises import EDGES, SURPRISE_SHARE, Surprises, count_surprises
+from numpyro_dp.preparation.survey import BOUND_GRID, Bounds, Derivatives, Survey
 from numpyro_dp.privacy.draws import Draw
 
 SEARCH_SHARE = 0.5

@@ -6,8 +6,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from numpyro_dp.model.coordinates import Cut
-from numpyro_dp.preparation.derivatives import Frame
-from numpyro_dp.preparation.frames import NormalPrior
+from numpyro_dp.preparation.frames import Frame, NormalPrior
 
 
 def start_near(cut: Cut, frame: Frame, z_prior: NormalPrior) -> tuple[np.ndarray, np.ndarray]:

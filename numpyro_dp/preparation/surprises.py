@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpyro_dp.preparation.derivatives import Frame, Survey
-from numpyro_dp.preparation.frames import typical_norm
+from numpyro_dp.preparation.frames import Frame, typical_norm
 from numpyro_dp.preparation.fund import Fund, Wish
+from numpyro_dp.preparation.survey import Survey
 
 SURPRISE_SHARE = 0.04
 """Of the budget, for these counts, each time."""

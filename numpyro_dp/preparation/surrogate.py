@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dp.preparation.derivatives import Frame
+from numpyro_dp.preparation.frames import Frame
 
 
 class Surrogate(NamedTuple):

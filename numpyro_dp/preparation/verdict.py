@@ -14,13 +14,13 @@ from scipy.special import chdtrc
 
 from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.model.symmetry import Symmetry
-from numpyro_dp.preparation.derivatives import CURVE_GRID, Fit, Frame, Survey
-from numpyro_dp.preparation.frames import NormalPrior
+from numpyro_dp.preparation.frames import Frame, NormalPrior
 from numpyro_dp.preparation.fund import Fund, Wish
 from numpyro_dp.preparation.last_release import LastRelease, recentred, unresolved, way_from
 from numpyro_dp.preparation.search import Found
 from numpyro_dp.preparation.surprises import EDGES
 from numpyro_dp.preparation.surrogate import Surrogate
+from numpyro_dp.preparation.survey import CURVE_GRID, Fit, Survey
 from numpyro_dp.statements import some_of
 
 FIT_SHARE = 0.1

@@ -17,7 +17,7 @@ from numpyro_dp import DPHMC, MCMC, PosteriorWarning, Preparation
 from numpyro_dp.model.coordinates import find_cut
 from numpyro_dp.model.separate import separate
 from numpyro_dp.model.symmetry import find_symmetries
-from numpyro_dp.preparation.derivatives import Frame
+from numpyro_dp.preparation.frames import Frame
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.verdict import find_mirror
 

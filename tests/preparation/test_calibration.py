@@ -24,7 +24,7 @@ from scipy.special import logsumexp
 import numpyro_dp.kernels.prepared
 from numpyro_dp import DPHMC, MCMC
 from numpyro_dp.kernels.prepared import PreparedKernel
-from numpyro_dp.preparation import Preparation, derivatives
+from numpyro_dp.preparation import Preparation, row_scores
 
 pytestmark = pytest.mark.optimized
 
@@ -162,7 +162,7 @@ def test_true_parameters_and_their_norm_have_uniform_ranks_and_intervals_cover_t
 @pytest.mark.usefixtures("compiled_once")
 def test_gradients_that_are_clipped_and_not_centred_would_be_noticed(monkeypatch):
     """A negative control: clipped rows pull the norm one way."""
-    monkeypatch.setattr(derivatives, "CENTRE_STEPS", 0)
+    monkeypatch.setattr(row_scores, "CENTRE_STEPS", 0)
     assert stats.kstest(ranks(1.0)[:, D], "uniform").pvalue < 1e-6
 
 
@@ -208,7 +208,7 @@ def test_a_true_scale_has_a_uniform_rank():
 @pytest.mark.usefixtures("compiled_once")
 def test_a_scale_of_which_clipped_rows_know_a_part_would_be_noticed(monkeypatch):
     """A negative control: clipped as if they were centred."""
-    monkeypatch.setattr(derivatives, "_recentred", lambda gradients, bound: (gradients, jnp.zeros_like(gradients)))
+    monkeypatch.setattr(row_scores, "_recentred", lambda gradients, bound: (gradients, jnp.zeros_like(gradients)))
     assert stats.kstest(scale_ranks(), "uniform").pvalue < 1e-6
 
 

@@ -18,8 +18,9 @@ from numpyro_dp.chain.algorithm import Step
 from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.preparation.chains import LEAST_WARMUP, THINNING, Prepared, WalkChain, surrogate_chain
-from numpyro_dp.preparation.derivatives import Bounds, Frame
+from numpyro_dp.preparation.frames import Frame
 from numpyro_dp.preparation.surrogate import Surrogate
+from numpyro_dp.preparation.survey import Bounds
 from numpyro_dp.privacy.draws import Grant
 from numpyro_dp.privacy.mechanisms import Gaussian
 from numpyro_dp.privacy.noise import NoiseSource

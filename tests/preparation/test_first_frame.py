@@ -13,9 +13,8 @@ from jax import random
 import numpyro_dp.preparation.search
 from numpyro_dp import DPHMC, MCMC, PosteriorWarning
 from numpyro_dp.preparation import first_frame as module
-from numpyro_dp.preparation.derivatives import Frame
 from numpyro_dp.preparation.first_frame import first_frame
-from numpyro_dp.preparation.frames import SCORE_ROOM, NormalPrior, as_wide_as_the_posterior, typical_norm
+from numpyro_dp.preparation.frames import SCORE_ROOM, Frame, NormalPrior, as_wide_as_the_posterior, typical_norm
 from tests.helpers.surveys import M, fund_of, linear, positive, spent_by, survey_of
 
 N = 20_000

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from helpers.tiers import some_every_day
 
-from numpyro_dp.preparation.derivatives import LAST_BOUND_GRID, Bounds, Derivatives, Frame
-from numpyro_dp.preparation.frames import NormalPrior
+from numpyro_dp.preparation.frames import Frame, NormalPrior
 from numpyro_dp.preparation.last_release import (
     FIRST_SHARE,
     MOST_FIRST,
@@ -33,6 +32,7 @@ from numpyro_dp.preparation.last_release import (
 )
 from numpyro_dp.preparation.search import Found, Round
 from numpyro_dp.preparation.surrogate import Surrogate
+from numpyro_dp.preparation.survey import LAST_BOUND_GRID, Bounds, Derivatives
 from tests.helpers.surveys import (
     Parabola,
     assert_covariance,

@@ -27,7 +27,7 @@ from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.kernels.prepared import OWN_SHARE
 from numpyro_dp.model.separate import separate
 from numpyro_dp.preparation.chains import OwnChain, Prepared
-from numpyro_dp.preparation.derivatives import Frame
+from numpyro_dp.preparation.frames import Frame
 from numpyro_dp.preparation.fund import RESERVE, Fund
 from numpyro_dp.preparation.row_slopes import SLOPE_GRID
 from numpyro_dp.privacy.accounting import gaussian_rho

@@ -21,8 +21,8 @@ from helpers.tiers import needs_support, some_every_day
 import numpyro_dp.chain.target
 import numpyro_dp.kernels.prepared
 from numpyro_dp import DPHMC, MCMC, DPPenalty, PosteriorWarning, Preparation, PrivacyBudgetError
-from numpyro_dp.preparation.derivatives import Survey
 from numpyro_dp.preparation.fund import RESERVE
+from numpyro_dp.preparation.survey import Survey
 from numpyro_dp.preparation.verdict import Check, Mirror
 from numpyro_dp.privacy.accounting import gaussian_rho
 from numpyro_dp.privacy.clipping import ClippedSum

@@ -10,8 +10,9 @@ import pytest
 from numpyro_dp import DPHMC, MCMC
 from numpyro_dp.model.coordinates import find_cut
 from numpyro_dp.model.separate import separate
-from numpyro_dp.preparation.derivatives import Frame, centred_scores, clip_norm
+from numpyro_dp.preparation.frames import Frame
 from numpyro_dp.preparation.fund import Fund, Wish
+from numpyro_dp.preparation.row_scores import centred_scores, clip_norm
 from numpyro_dp.privacy.batches import ALL_ROWS
 
 N = 8000

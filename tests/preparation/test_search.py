@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from numpyro_dp.preparation.derivatives import Bounds, Derivatives, Frame
 from numpyro_dp.preparation.frames import (
     _NARROWEST,
     _WIDEST,
+    Frame,
     NormalPrior,
     place_of,
     rough_normal,
@@ -37,6 +37,7 @@ from numpyro_dp.preparation.search import (
     noise_edge,
     search,
 )
+from numpyro_dp.preparation.survey import Bounds, Derivatives
 from tests.helpers.surveys import Parabola, fund_of, positive, spent_by
 
 M = 3

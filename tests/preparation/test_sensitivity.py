@@ -18,15 +18,8 @@ from hypothesis import strategies as st
 import numpyro_dp.chain.target
 import numpyro_dp.privacy.clipping
 from numpyro_dp.chain.target import ROOM, PrivateTarget
-from numpyro_dp.preparation.derivatives import (
-    _LIGHT,
-    BOUND_GRID,
-    CURVE_GRID,
-    LAST_BOUND_GRID,
-    SCALE_GRID,
-    Bounds,
-)
 from numpyro_dp.preparation.search import LINE
+from numpyro_dp.preparation.survey import _LIGHT, BOUND_GRID, CURVE_GRID, LAST_BOUND_GRID, SCALE_GRID, Bounds
 from numpyro_dp.privacy.clipping import GRID, sensitivity_steps
 from numpyro_dp.privacy.release import Grid, Released
 from tests.helpers.surveys import (
@@ -241,7 +234,7 @@ def test_a_private_number_of_rows_is_nowhere_used():
 def test_rows_that_are_not_clipped_would_be_noticed(recorded, monkeypatch):
     """A negative control: neither by the survey nor by the sum."""
     monkeypatch.setattr(numpyro_dp.privacy.clipping, "_radius", lambda dimension, room: 32.0 * GRID)
-    monkeypatch.setattr(numpyro_dp.preparation.derivatives, "clip_norm", lambda x, bound: x)
+    monkeypatch.setattr(numpyro_dp.preparation.survey, "clip_norm", lambda x, bound: x)
     survey = survey_of(rows_near(), log_normal)
     moves, _ = largest_moves(survey, recorded, neighbours("replace_one", LARGE, QUIET), np.array([0.1, 0.1]), ALL_UP)
     assert min(moves["derivatives"], moves["fit"]) > 1

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from numpyro_dp.model.coordinates import Cut
-from numpyro_dp.preparation.derivatives import Frame
-from numpyro_dp.preparation.frames import NormalPrior
+from numpyro_dp.preparation.frames import Frame, NormalPrior
 from numpyro_dp.preparation.start import start_near
 from tests.helpers.surveys import positive
 

@@ -11,8 +11,9 @@ import pytest
 import numpyro_dp.preparation.last_release
 import numpyro_dp.preparation.search
 from numpyro_dp import DPHMC, MCMC, PosteriorWarning
-from numpyro_dp.preparation.derivatives import Frame, Survey
+from numpyro_dp.preparation.frames import Frame
 from numpyro_dp.preparation.surprises import EDGES, Surprises, count_surprises, variance_by_chance
+from numpyro_dp.preparation.survey import Survey
 from tests.helpers.surveys import Parabola, fund_of
 
 NONE = Surprises()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import kstest, multivariate_normal
 
-from numpyro_dp.preparation.derivatives import Frame
+from numpyro_dp.preparation.frames import Frame
 from numpyro_dp.preparation.surrogate import Surrogate
 from tests.helpers.surveys import assert_covariance, assert_mean, positive, symmetric_noise
 

@@ -11,12 +11,12 @@ from scipy.stats import chi2
 
 from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.model.symmetry import Symmetry
-from numpyro_dp.preparation.derivatives import CURVE_GRID, Fit, Frame
-from numpyro_dp.preparation.frames import NormalPrior
+from numpyro_dp.preparation.frames import Frame, NormalPrior
 from numpyro_dp.preparation.last_release import last_releases, recentred
 from numpyro_dp.preparation.search import Found
 from numpyro_dp.preparation.surprises import EDGES, Surprises
 from numpyro_dp.preparation.surrogate import Surrogate
+from numpyro_dp.preparation.survey import CURVE_GRID, Fit
 from numpyro_dp.preparation.verdict import (
     MOST_LOST,
     MOST_SURPRISING,

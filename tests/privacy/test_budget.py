@@ -34,7 +34,7 @@ from numpyro_dp import (
     PrivacyBudgetError,
 )
 from numpyro_dp.kernels.prepared import _hash
-from numpyro_dp.preparation.derivatives import Survey
+from numpyro_dp.preparation.survey import Survey
 from numpyro_dp.privacy.accounting import MIN_DELTA, MIN_EPS, composed_eps, gaussian_delta, gaussian_eps, gaussian_rho
 from numpyro_dp.privacy.ledger import Ledger, Plan, Releases, Request, Wanted, flat_releases, plan_for_budget
 from numpyro_dp.privacy.mechanisms import Gaussian, PoissonGaussian

@@ -28,7 +28,7 @@ from numpyro_dp import (
 from numpyro_dp.model.separate import separate
 from numpyro_dp.model.units import group_rows
 from numpyro_dp.preparation import Preparation
-from numpyro_dp.preparation.derivatives import Survey
+from numpyro_dp.preparation.survey import Survey
 from numpyro_dp.privacy import clipping
 from numpyro_dp.privacy.batches import FixedBatches, PoissonBatches
 from numpyro_dp.privacy.clipping import GRID, clipped_sum

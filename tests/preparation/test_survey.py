@@ -14,24 +14,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import numpyro_dp.preparation.derivatives
-from numpyro_dp.preparation.derivatives import (
-    _FAR,
-    _FEW,
-    _LIGHT,
-    BOUND_GRID,
-    CENTRE_DRAWS,
-    CURVE_GRID,
-    SCALE_GRID,
-    Bounds,
-    Frame,
-    _answered,
-    centred_scores,
-    has_kinks,
-    kinds_of,
-    without_apart,
-)
+import numpyro_dp.preparation.row_scores
+from numpyro_dp.preparation.frames import Frame
+from numpyro_dp.preparation.row_scores import _FAR, CENTRE_DRAWS, FEW, centred_scores, has_kinks
 from numpyro_dp.preparation.search import LINE
+from numpyro_dp.preparation.survey import _LIGHT, BOUND_GRID, CURVE_GRID, SCALE_GRID, Bounds, kinds_of
 from numpyro_dp.privacy.clipping import GRID
 from numpyro_dp.privacy.release import Grid
 from tests.helpers.surveys import (
@@ -170,26 +157,6 @@ def test_where_there_are_kinks_the_information_is_as_large_as_the_gradients_fall
         np.testing.assert_allclose(np.linalg.eigvalsh(found.information), 0.4, rtol=0.15)
 
 
-def test_how_gradients_fall_counts_as_far_as_noise_leaves_it():
-    """First by one factor for all squares; then each by its own."""
-    squares, fall = np.diag([100.0, 100.0]), np.array([[40.0, 10.0], [10.0, 60.0]])
-    information, scale, answer = _answered(squares, 1.0, fall, 0.0)
-    np.testing.assert_allclose(information, fall)
-    assert (answer, scale) == (pytest.approx(0.5), 0.0)
-    # Noise that hides the matrix, and hardly the factor.
-    noise = 25.0 / math.sqrt(2)
-    information, scale, answer = _answered(squares, 1.0, fall, noise)
-    assert answer == pytest.approx(1 - 0.5 / (1 + (noise * math.sqrt(2) / 200 / 0.25) ** 2))
-    sure = 1 / (1 + (2 * noise / (100 * answer) / 0.5) ** 2)
-    np.testing.assert_allclose(information, (1 - sure) * answer * squares + sure * fall)
-    assert scale == pytest.approx(math.hypot((1 - sure) * answer, sure * noise))
-    # Noise that hides all, squares that are noise, and a sum that does not fall.
-    assert _answered(squares, 1.0, fall, 1e9)[2] == pytest.approx(1.0)
-    np.testing.assert_allclose(_answered(squares, 1.0, fall, 1e9)[0], squares, atol=1e-6)
-    np.testing.assert_array_equal(_answered(squares, 40.0, fall, 0.0)[0], squares)
-    assert _answered(squares, 1.0, -fall, 0.0)[2] == 0.1
-
-
 @pytest.mark.parametrize("answer", [1.0, 0.3])
 def test_a_fit_is_beside_a_quadratic_as_curved_as_the_answer_says(answer, x64):
     """Of rows with kinks: less of the gradients' squares."""
@@ -317,7 +284,7 @@ def test_a_scale_whose_squares_are_clipped_has_a_centred_score_of_0(x64):
 
 def test_what_is_given_back_beyond_the_bound_is_given_again(x64, monkeypatch):
     """A negative control: given back once only, the scale would be found too small, by 14.5 standard deviations."""
-    monkeypatch.setattr(numpyro_dp.preparation.derivatives, "CENTRE_STEPS", 1)
+    monkeypatch.setattr(numpyro_dp.preparation.row_scores, "CENTRE_STEPS", 1)
     survey, frame, bound = scale_survey(1_600_000)
     score = survey.derivatives(of_derivatives(), frame, Bounds(bound, 100 * bound**2), 0.05, 300).score
     assert score[2] < -5 * math.sqrt(1 + 1 / CENTRE_DRAWS), score
@@ -590,7 +557,7 @@ def surprises_of(noise, edges):
     frame = Frame(FRAME.center, np.eye(M) / math.sqrt(LINEAR))
     survey = with_rows(linear_survey(), linear_rows(LINEAR, noise))
     found, scale = survey.surprises(draw(len(edges) - 1), frame, np.asarray(edges) / math.sqrt(LINEAR))
-    assert scale == pytest.approx((1 + _FEW) / 2 * 2 * MULTIPLIER * math.sqrt(len(edges) - 1), rel=3e-3)
+    assert scale == pytest.approx((1 + FEW) / 2 * 2 * MULTIPLIER * math.sqrt(len(edges) - 1), rel=3e-3)
     return found
 
 
@@ -691,47 +658,3 @@ def test_kinks_are_seen_where_a_coordinate_has_slopes_and_no_curvature(density, 
     rng = np.random.default_rng(0)
     rows = jnp.asarray(rng.normal(size=(16, 1, M))), jnp.exp(jnp.asarray(rng.normal(size=(16, 1))))
     assert has_kinks(cut_of(density), rng.normal(size=(8, M)), rows) is expected
-
-
-# -- What cannot be, is taken off --------------------------------------------------------------------------------------
-
-_GROUPED = np.array([[False, True, True, False], [True, False, True, False], [True, True, False, False], 4 * [False]])
-
-
-def _grouped_information(whitening):
-    diagonal = np.diag([3.0, 2.0, 1.0, 5.0])
-    diagonal[3, :3] = diagonal[:3, 3] = [0.5, -0.4, 0.3]
-    return whitening.T @ diagonal @ whitening
-
-
-@pytest.mark.parametrize("whitening", [np.eye(4), np.random.default_rng(1).standard_normal((4, 4))])
-def test_an_information_without_pairs_that_are_apart_stays_what_it_is(whitening):
-    information = _grouped_information(whitening)
-    found, scale = without_apart(information, 0.1, whitening, _GROUPED)
-    np.testing.assert_allclose(found, information, rtol=1e-10, atol=1e-10)
-    assert scale < 0.1
-
-
-@pytest.mark.parametrize("apart", [None, np.zeros((4, 4), bool)])
-def test_nothing_is_taken_off_where_no_pair_is_apart(apart):
-    information = _grouped_information(np.eye(4))
-    assert without_apart(information, 0.1, np.eye(4), apart) == (information, 0.1)
-
-
-def test_noise_between_pairs_that_are_apart_is_taken_off():
-    rng, size = np.random.default_rng(0), 20
-    apart = ~np.eye(size, dtype=bool)
-    apart[0] = apart[:, 0] = False
-    whitening = np.diag(rng.lognormal(0, 1, size)) + 0.1 * rng.standard_normal((size, size))
-    truth = whitening.T @ (np.eye(size) + ~apart) @ whitening
-    before, after = [], []
-    for _ in range(50):
-        noise = rng.standard_normal((size, size))
-        noisy = truth + 0.3 * (noise + noise.T) / math.sqrt(4)
-        found, scale = without_apart(noisy, 0.3, whitening, apart)
-        before.append(np.abs(np.linalg.eigvalsh(noisy - truth)).max())
-        after.append(np.abs(np.linalg.eigvalsh(found - truth)).max())
-        assert np.linalg.norm(found - truth) < np.linalg.norm(noisy - truth)
-    # Standard errors of both are below 2%, as is that of the 16 draws by which the scale is found.
-    np.testing.assert_allclose(np.mean(after), scale * math.sqrt(2 * size), rtol=0.12)
-    assert np.mean(after) < 0.7 * np.mean(before)
