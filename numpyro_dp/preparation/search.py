@@ -207,7 +207,8 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
     prior = prior._replace(of_frames=of_frames)
     rounds: list[Round] = []
     usable = None
-    room = 1.0  # of clip bounds, over those of normal covariates
+    affordable = min(_RARE_ROOM, math.sqrt(_AFFORDABLE * survey.power * n * rho / m))
+    room = 1.0 if survey.centres else max(1.0, affordable)  # of clip bounds, over those of normal covariates
     surprises = Surprises()
     before: Found | None = None  # what was found in a frame in which the clip took most
     worth = 1.0  # of the next round's derivatives, over the cheapest
@@ -222,7 +223,6 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
         frame = _next_frame(here, prior)
         usable = frame if here.is_usable else usable
         if here.is_enough:
-            affordable = min(_RARE_ROOM, math.sqrt(_AFFORDABLE * survey.power * n * rho / m))
             if before is not None:
                 return Found(frame, rounds, n, affordable, of_frames)
             # Again where larger bounds have led. There a scale may have grown, by which the same rows look shorter: all
