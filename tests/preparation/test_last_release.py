@@ -423,6 +423,43 @@ def test_where_nothing_is_given_back_the_scores_bound_leaves_more_room():
     assert found.information == pytest.approx(information * M / 1e5)
 
 
+class Kinked(Rows):
+    """Of which so many times the least bounds are exceeded by as many rows as may."""
+
+    def __init__(self, n, longer):
+        super().__init__(n, longer, centres=False)
+        self.has_kinks = True
+
+    def bounds(self, draws, frame, smallest, threshold, grid):
+        self.asked.append(float(threshold))
+        return self.longer * smallest
+
+
+@pytest.mark.parametrize("longer", [1.0, 1.5, 50.0])
+def test_where_rows_have_kinks_hardly_any_exceeds_the_scores_bound(longer):
+    """By a count: no more than move the posterior by less than noise, unless that bound would be all noise."""
+    n, rho = 1e5, 0.1
+    least, _ = bounds_of(Rows(n, centres=False), rho)
+    survey = Kinked(n, longer)
+    found, left = bounds_of(survey, rho)
+    assert left == pytest.approx(0.94 * rho)
+    noise = least.score * math.sqrt(2 / left)
+    (exceeding,) = survey.asked
+    assert exceeding == pytest.approx(
+        max(0.4 * noise * math.sqrt(n), 2 * math.sqrt(LAST_BOUND_GRID.num_counts / 0.006))
+    )
+    assert exceeding < 0.01 * n
+    assert found.score == pytest.approx(least.score * min(longer, 2.0))
+    assert least.information <= found.information < 50 * least.information
+
+
+def test_where_rows_are_few_nobody_counts_those_with_kinks():
+    survey = Kinked(500.0, 50.0)
+    found, left = bounds_of(survey, 0.01)
+    assert (survey.asked, left) == ([], 0.01)
+    assert found == bounds_of(Rows(500.0, centres=False), 0.01)[0]
+
+
 @pytest.mark.parametrize(("n", "longer"), [(5e3, 1.0), (1e5, 1.0), (1e5, 2.0), (1e5, 0.01)])
 def test_bounds_of_many_rows_follow_how_long_they_are(n, longer):
     survey = Rows(n, longer)
