@@ -289,6 +289,23 @@ def weibull_censored(rng, n):
     return model, {"X": X, "time": np.minimum(time, censored) + 1e-2, "died": (time < censored).astype(int)}
 
 
+@problem("seen", 10_000)
+def mostly_censored(rng, n):
+    """Four of five leave before it happens. The likelihood is written by hand: no model tells how rows come about."""
+
+    def model(X, time, event):
+        a = numpyro.sample("a", dist.Normal(0, 5))
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
+        shape = numpyro.sample("shape", dist.LogNormal(0, 0.5))
+        with rows(time.shape[0]):
+            log_hazard = jnp.log(shape) + (shape - 1) * jnp.log(time) + a + X @ b
+            numpyro.factor("survival", event * log_hazard - jnp.exp(a + X @ b) * time**shape)
+
+    X = np.column_stack([rng.standard_normal(n), rng.random(n) < 0.5])
+    time, end = (rng.exponential(size=n) / np.exp(-4 + X @ [0.4, 0.6])) ** (1 / 1.3), rng.uniform(1, 10, n)
+    return model, {"X": X, "time": np.minimum(time, end), "event": (time < end) * 1.0}
+
+
 @problem("seen", 5_000)
 def student_t_regression(rng, n):
     def model(X, y):
