@@ -208,7 +208,7 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
     rounds: list[Round] = []
     usable = None
     affordable = min(_RARE_ROOM, math.sqrt(_AFFORDABLE * survey.power * n * rho / m))
-    room = 1.0 if survey.centres else max(1.0, affordable)  # of clip bounds, over those of normal covariates
+    room = 1.0  # of clip bounds, over those of normal covariates
     surprises = Surprises()
     before: Found | None = None  # what was found in a frame in which the clip took most
     worth = 1.0  # of the next round's derivatives, over the cheapest
@@ -219,6 +219,9 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
         here = _round(survey, prior, fund, frame, prices._replace(derivatives=price), n, rounds, room)
         if rounds and rounds[-1].is_near and here.is_near and here.most + here.edge < _TAKEN:
             room = min(2 * room, _MOST_ROOM)
+        if not survey.centres and here.noise < FINE_NOISE * m and affordable > room:
+            # From here on what the clip takes would lead astray; further away, noise would.
+            worth, room = worth * (affordable / room) ** 2, affordable
         rounds.append(here)
         frame = _next_frame(here, prior)
         usable = frame if here.is_usable else usable
