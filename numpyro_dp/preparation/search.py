@@ -221,7 +221,7 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
             room = min(2 * room, _MOST_ROOM)
         if not survey.centres and here.noise < FINE_NOISE * m and affordable > room:
             # From here on what the clip takes would lead astray; further away, noise would.
-            worth, room = worth * (affordable / room) ** 2, affordable
+            room = affordable
         rounds.append(here)
         frame = _next_frame(here, prior)
         usable = frame if here.is_usable else usable
