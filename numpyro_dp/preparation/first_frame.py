@@ -32,7 +32,7 @@ for. There are some four counts for each coordinate above which no row is. At 3,
 take noise for rows, and start in a frame that is far too narrow."""
 _MET_SHARE, _MET = 0.02, 1 / 64
 """Of the budget, for the counts of rows that have a derivative at all: above this part of the bound that was found."""
-FEW, _FEW_OF_MANY = 0.25, 0.6
+_FEW, _FEW_OF_MANY = 0.25, 0.6
 """Rows of a coordinate are few below this share of all, and below this part of the share of one coordinate: of more,
 the clip leaves what fits the frame."""
 _RARE_SHARE, _RARE_TELLS, _MOST_RARE = 0.08, 3.0, 0.1
@@ -71,7 +71,7 @@ def first_frame(
     draw = fund.ask(met=Wish(_MET_SHARE * whole, 1, (survey.size,)))["met"]
     met = survey.met(draw, frame, np.where(found, _MET * bounds, LEAST_SCALE) @ kinds)
     unclipped = SCORE_ROOM * typical_norm(survey.size, counted)
-    are_few = met < min(FEW, _FEW_OF_MANY / survey.size) * n
+    are_few = met < min(_FEW, _FEW_OF_MANY / survey.size) * n
     of_groups = np.where(are_few & (met > of_group), (bounds * (found & is_group)) @ kinds, 0)
     few = kinds[~is_group & (~found | kinds @ are_few) & (kinds @ met > least / 2)]
     of_rare = _rare(survey, fund, frame, few, met, _RARE_SHARE * whole, least, n, unclipped)

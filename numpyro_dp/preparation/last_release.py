@@ -32,11 +32,7 @@ takes of an exponential tail is a bias of sqrt(n) exp(-bound) posterior standard
 bounds keep it as small."""
 _KINK_SHARE, _KINK_CLEAR = 0.06, 2.0
 """Where rows have kinks, besides, the price of counts of long rows, and `_CLEAR` for them: bounds that are too large
-cost less there."""
-_KINK_LOST = 0.4
-"""So many rows may exceed the score's bound, over the root of their number and the noise in a coordinate: what they
-lose moves the posterior by less than noise. Of a check loss at the quantile .9 a tenth of the rows say three times as
-much as is usual."""
+cost less there. Of a check loss at the quantile .9 a tenth of the rows say three times as much as is usual."""
 _KINK_MOST, _KINK_NOISE = 2.0, 2.5
 """The bound becomes so many times as large at most, and not larger than gives that noise in a coordinate."""
 _MULTIPLES = (1.6, 6.0)
@@ -220,9 +216,8 @@ def _bounds_with_kinks(
     :param loudest: bound of the information that is not to be exceeded.
     """
     of_bounds = _KINK_SHARE * rho
-    noise = least[0] * math.sqrt(2 / (rho - of_bounds))  # of each coordinate's score
-    of_counts = math.sqrt(LAST_BOUND_GRID.num_counts / of_bounds)
-    exceeding = max(_KINK_LOST * noise * math.sqrt(n), _KINK_CLEAR * of_counts)
+    noise = survey.power * least[0] * math.sqrt(2 / (rho - of_bounds))  # of each coordinate's score
+    exceeding = _KINK_CLEAR * math.sqrt(LAST_BOUND_GRID.num_counts / of_bounds)
     if exceeding > _MOST_EXCEEDING * n:
         return Bounds(*least), rho
     draws = fund.ask(last_bounds=Wish(of_bounds, LAST_BOUND_GRID.num_counts, (2,)))["last_bounds"]

@@ -69,7 +69,7 @@ class Derivatives(NamedTuple):
 
     :ivar score: sum of clipped gradients, shape (m,).
     :ivar score_scale: standard deviation of its noise, in each entry.
-    :ivar information: sum of clipped information matrices, shape (m, m); of rows with kinks see `_answered`.
+    :ivar information: sum of clipped information matrices, shape (m, m); of rows with kinks see `answered`.
     :ivar information_scale: standard deviation of the noise in its diagonal; off the diagonal it is smaller by the
         square root of 2. Where noise was taken off (`without_apart`), that of a noise of the same largest eigenvalue.
     :ivar answer: by how much the score answers to the parameters, over the gradients' squares: see `row_fall`.

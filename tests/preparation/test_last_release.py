@@ -426,8 +426,8 @@ def test_where_nothing_is_given_back_the_scores_bound_leaves_more_room():
 class Kinked(Rows):
     """Of which so many times the least bounds are exceeded by as many rows as may."""
 
-    def __init__(self, n, longer):
-        super().__init__(n, longer, centres=False)
+    def __init__(self, n, longer, power=1.0):
+        super().__init__(n, longer, centres=False, power=power)
         self.has_kinks = True
 
     def bounds(self, draws, frame, smallest, threshold, grid):
@@ -437,20 +437,25 @@ class Kinked(Rows):
 
 @pytest.mark.parametrize("longer", [1.0, 1.5, 50.0])
 def test_where_rows_have_kinks_hardly_any_exceeds_the_scores_bound(longer):
-    """By a count: no more than move the posterior by less than noise, unless that bound would be all noise."""
+    """No more than a count can tell."""
     n, rho = 1e5, 0.1
     least, _ = bounds_of(Rows(n, centres=False), rho)
     survey = Kinked(n, longer)
     found, left = bounds_of(survey, rho)
     assert left == pytest.approx(0.94 * rho)
-    noise = least.score * math.sqrt(2 / left)
     (exceeding,) = survey.asked
-    assert exceeding == pytest.approx(
-        max(0.4 * noise * math.sqrt(n), 2 * math.sqrt(LAST_BOUND_GRID.num_counts / 0.006))
-    )
+    assert exceeding == pytest.approx(2 * math.sqrt(LAST_BOUND_GRID.num_counts / (0.06 * rho)))
     assert exceeding < 0.01 * n
     assert found.score == pytest.approx(least.score * min(longer, 2.0))
     assert least.information <= found.information < 50 * least.information
+
+
+@pytest.mark.parametrize("power", [1.0, 0.25])
+def test_where_rows_have_kinks_no_bound_is_all_noise(power):
+    n, rho = 2e3 / power, 0.02
+    least, _ = bounds_of(Rows(n, centres=False, power=power), rho)
+    found, left = bounds_of(Kinked(n, 50.0, power), rho)
+    assert found.score == pytest.approx(min(2 * least.score, max(2.5 / (power * math.sqrt(2 / left)), least.score)))
 
 
 def test_where_rows_are_few_nobody_counts_those_with_kinks():

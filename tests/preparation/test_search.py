@@ -11,10 +11,12 @@ import pytest
 from numpyro_dp.preparation.frames import (
     _NARROWEST,
     _WIDEST,
+    SCORE_ROOM,
     Frame,
     NormalPrior,
     place_of,
     rough_normal,
+    typical_norm,
     within_reason,
 )
 from numpyro_dp.preparation.search import (
@@ -374,6 +376,29 @@ def test_long_rows_are_counted_where_the_model_tells_how_many_it_expects(centres
     found, _ = found_by(survey, 0.1)
     assert found.has_arrived
     assert ("surprises" in survey.asked) == centres
+
+
+class Restless(Parabola):
+    """Whose score never says that the search has arrived."""
+
+    def derivatives(self, *args):
+        found = super().derivatives(*args)
+        return found._replace(score=found.score + 20 * (-1) ** len(self.asked))
+
+
+@pytest.mark.parametrize("centres", [True, False])
+def test_where_nothing_is_centred_bounds_are_wide_once_noise_is_small(centres):
+    """Far away, their noise would lead astray."""
+    survey = Restless(PLACE, PRECISION, N, 0, centres=centres)
+    found, _ = found_by(survey, 0.1)
+    multiples = np.array([here.bounds.score for here in found.rounds]) / typical_norm(M, N)
+    is_precise = np.array([here.noise < FINE_NOISE * M for here in found.rounds])
+    first = int(np.argmax(is_precise))
+    assert is_precise[first]
+    assert first + 1 < len(multiples)
+    affordable = min(4.0, math.sqrt(0.12 * N * 0.1 / M))
+    wide = multiples[first + 1 :] > 0.99 * affordable * SCORE_ROOM
+    assert wide.all() != centres
 
 
 def test_a_private_number_of_rows_is_released_first():
