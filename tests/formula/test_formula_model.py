@@ -126,6 +126,7 @@ def test_what_is_not_public_has_no_density_and_what_is_missing_that_of_nothing(f
 
 
 @needs_support
+@pytest.mark.statistical
 def test_glm_does_not_vouch_for_a_posterior_of_what_was_left_when_a_level_was_forgotten():
     rng = np.random.default_rng(0)
     table = {"age": rng.uniform(20, 80, 4_000), "out": rng.choice(["no", "yes", "perhaps"], 4_000)}

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.tiers import single_every_day
 from jax import random
 from scipy import stats
 from scipy.special import expit, logit
@@ -122,6 +123,7 @@ def test_one_variance_has_one_correction():
     assert (copy.atoms == again.atoms).all()
 
 
+@single_every_day
 @pytest.mark.parametrize("variance", [0.3, 1.0, 2.0])
 def test_noise_plus_correction_is_logistic(variance, precision):
     """Kolmogorov-Smirnov on draws; noise of another variance must fail it."""

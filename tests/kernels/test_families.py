@@ -13,6 +13,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from helpers.tiers import single_every_day
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpyro.handlers import mask, scale
@@ -155,7 +156,7 @@ def _statistics(name, precision="float32"):
 # -- The family is the model's -----------------------------------------------------------------------------------------
 
 
-EVERYDAY = ("normal", "normal_columns", "normal_of_logarithms", "gamma", "poisson_weighted", "binomial_logits")
+EVERYDAY = ("normal_columns", "gamma", "poisson_weighted", "binomial_logits")
 
 
 some_every_day = pytest.mark.parametrize(
@@ -163,7 +164,7 @@ some_every_day = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("precision", ["float32", pytest.param("float64", marks=pytest.mark.nightly)], indirect=True)
+@single_every_day
 @some_every_day
 def test_statistics_give_the_log_likelihood_ratio_of_numpyro(name, precision):
     bound = _bound(name, precision)
@@ -405,6 +406,7 @@ def _given(family, bounds=LIMITS):
     return family_of(_regression(jax.config.jax_enable_x64), REGRESSION, {}, bounds, family)
 
 
+@single_every_day
 def test_linear_regression_in_sufficient_statistics(precision):
     family, separated = _given(_regression_family()), _regression(precision == "float64")
     rows = tuple(x[:, None] for x in separated.rows(REGRESSION, {}))

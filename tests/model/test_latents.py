@@ -211,7 +211,7 @@ def test_rows_are_alone(name):
     alone(lambda row: jax.grad(lambda z: density(z, row))(z), one_row)
 
 
-@pytest.mark.parametrize("bad", some_every_day([np.nan, np.inf, -np.inf, 1e30, -1e30, 0.0], [np.nan, -1e30]))
+@pytest.mark.parametrize("bad", some_every_day([np.nan, np.inf, -np.inf, 1e30, -1e30, 0.0], [np.nan]))
 @pytest.mark.parametrize(
     "name", some_every_day(["random_slope", "frailty", "measurement_error", "weights_of_rows"], ["random_slope"])
 )

@@ -194,7 +194,7 @@ OF_UNEQUAL_PRIORS = {
     "a square whose prior has a place",
     "two of three components",
 }
-SOME = ("memberships summed out", "a network", "a regression")
+SOME = ("a network", "a regression")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SOME else pytest.mark.nightly) for n in SYMMETRIES])

@@ -362,6 +362,7 @@ def test_nuts_draws_from_a_surrogate_that_is_not_normal(likelihood):
         assert standard_errors_off(measures(draws), expected, spread).max() > 7
 
 
+@pytest.mark.statistical
 def test_nuts_moves_at_any_scale():
     """NumPyro's adaptation adds about 1e-5 to each variance: where it sees the parameters themselves, one of a standard
     deviation of 1e-7 (a slope by dollars) makes all steps tiny, and 500 draws of the other are worth some ten."""

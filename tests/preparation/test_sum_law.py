@@ -111,6 +111,7 @@ def test_sums_of_counts():
     assert_same_up_to_a_constant(found, logsumexp(exact, 1), 0.01)
 
 
+@pytest.mark.statistical
 def test_counts_of_three_categories():
     n, sd = 14, 1.5
     y = np.arange(n) % 3
@@ -131,6 +132,7 @@ def test_counts_of_three_categories():
     assert_same_up_to_a_constant(np.array(found), np.array(exact), 0.05)
 
 
+@pytest.mark.statistical
 def test_two_statistics_of_a_normal_law():
     """Of n rows whose mean and variance have laws of their own; the noise is integrated out on a grid."""
     n, sd = 30, 2.0
@@ -191,7 +193,7 @@ def test_derivatives_see_how_the_saddlepoint_moves():
         assert float(slope(jnp.array([x]))[0]) == pytest.approx(float(rise) / (2 * h), abs=0.02)
 
 
-@pytest.mark.parametrize("n", [10**4, 10**6, 10**8])
+@pytest.mark.parametrize("n", some_every_day([10**4, 10**6, 10**8], [10**8]))
 def test_single_precision_is_enough_for_many_rows(n):
     """The rounding of a sum over all rows is far above a change that matters."""
     density, _ = law_of(coin, np.arange(10) % 2, sd=3.0, n=n)

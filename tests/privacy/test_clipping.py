@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from helpers.jaxprs import shapes_in
 from helpers.sums import HOSTILE, steps
+from helpers.tiers import single_every_day, some_every_day
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -217,6 +218,7 @@ def by_blocks(values, bound, size=None):
 compiled_by_blocks = jax.jit(by_blocks)
 
 
+@single_every_day
 @pytest.mark.parametrize("n", [1, 64, 65, 2000])
 def test_sums_by_blocks_are_those_of_single_rows(n, precision, monkeypatch):
     monkeypatch.setattr(
@@ -318,7 +320,12 @@ def test_rows_whose_places_may_change_are_computed_among_as_many_others_wherever
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize(("function", "width"), [("softmax", 8), ("softmax", 200), ("matrix", 8), ("gradient", 8)])
+@pytest.mark.parametrize(
+    ("function", "width"),
+    some_every_day(
+        [("softmax", 8), ("softmax", 200), ("matrix", 8), ("gradient", 8)], [("softmax", 200), ("gradient", 8)]
+    ),
+)
 def test_one_row_more_changes_no_bit_of_the_others(function, width):
     """Under add/remove the number of rows is private. Where the shape of a program followed from it, one row more than
     a power of two made the compiler compute all rows otherwise: each by a last bit, of which a function that jumps

@@ -73,6 +73,7 @@ from helpers.observation import (  # noqa: F401
     rows_kept,
     run,
 )
+from helpers.tiers import some_every_day
 
 import numpyro_dp
 import numpyro_dp.chain.target
@@ -283,7 +284,7 @@ def test_every_public_name_is_known():
 
 
 def marked(names: Iterable[str]) -> list:
-    return [pytest.param(n, marks=() if n in ("hmc", "penalty") else pytest.mark.nightly) for n in names]
+    return [pytest.param(n, marks=() if n == "hmc" else pytest.mark.nightly) for n in names]
 
 
 @pytest.mark.parametrize("name", marked(CONFIGURATIONS))
@@ -583,7 +584,7 @@ def summed(folder: Path, table: dict[str, Any]) -> tuple[dict, dict]:
     return {"results": results, "errors": errors}, {"results": results, "budget": budget}
 
 
-@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("x64", some_every_day([False, True], [False]))
 def test_a_sum_hands_out_nothing_else(stubbed, x64):
     first, second = (observe(stubbed, LINE, which, summed, x64) for which in (0, 1))
     assert differences(first, second) == []

@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from helpers.tiers import some_every_day
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpyro.infer.util import log_density
@@ -130,8 +131,8 @@ def test_rows_of_private_units_are_in_no_public_place(relation):
     [
         ({}, True),
         ({"neighboring_relation": "add_or_remove_one", "delta": 1e-3}, False),
-        ({"unit": "person"}, True),
-        ({"unit": "person", "max_rows_per_unit": 5}, False),
+        pytest.param({"unit": "person"}, True, marks=pytest.mark.nightly),
+        pytest.param({"unit": "person", "max_rows_per_unit": 5}, False, marks=pytest.mark.nightly),
     ],
 )
 def test_vectors_are_added_up_by_blocks_only_where_places_are_public(options, fixed, monkeypatch):
@@ -507,7 +508,7 @@ def test_other_units_are_another_query_for_a_noise_seed():
         assert all(a != b for a, b in zip(planned(*one), planned(*other), strict=True))
 
 
-@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("in_place", some_every_day([False, True], [True]))
 def test_rows_that_belong_to_others_later_are_refused(in_place):
     """The rows were grouped once: another column would be clipped by the groups of the first."""
     kernel = DPPenalty(model, eps=1.0, prepare=False, step_size=0.1, unit="person", num_iterations=2)

@@ -89,7 +89,7 @@ def test_a_released_sum_has_half_the_noise_of_replace_one():
     [
         lambda **options: DPPenalty(model, eps=4.0, prepare=False, clip_ratio=2.0, **options),
         pytest.param(lambda **options: DPBarker(model, eps=4.0, clip_ratio=2.0, **options), marks=pytest.mark.nightly),
-        lambda **options: DPSGLD(model, eps=4.0, clip_grad=2.0, **options),
+        pytest.param(lambda **options: DPSGLD(model, eps=4.0, clip_grad=2.0, **options), marks=pytest.mark.nightly),
         lambda **options: DPPenalty(model, eps=4.0, prepare=False, clip_ratio=2.0, batch_size=50, **options),
         lambda **options: DPPenalty(
             model, eps=4.0, prepare=False, clip_ratio=2.0, batch_size=FixedBatches(50), **options
