@@ -200,17 +200,45 @@ def line(found):
 
 
 def show(path):
+    """Each run; then, as tables for a page, each model with medians over its tables, and counts by kind."""
     runs = [json.loads(text) for text in Path(path).read_text().splitlines()]
     for found in sorted(runs, key=lambda r: (r["kind"], r["name"], r["eps"], r["seed"])):
         print(line(found))
-    print()
-    print(f"{'kind':<10}{'eps':>5}{'runs':>6}{'right':>7}{'right, flagged':>16}{'off, flagged':>14}{'off, silent':>13}")
-    for kind in sorted({r["kind"] for r in runs}):
-        for eps in sorted({r["eps"] for r in runs}):
+    done = [r for r in runs if "refused" not in r]
+    epses, kinds = (sorted({r[key] for r in runs}) for key in ("eps", "kind"))
+    print("\n| model | n, coordinates |" + "".join(f" eps {eps:g} |" for eps in epses))
+    print("|---|---|" + "---|" * len(epses))
+    for kind, name in dict.fromkeys((r["kind"], r["name"]) for r in sorted(done, key=lambda r: r["kind"])):
+        these = [r for r in done if r["name"] == name]
+        cells = [cell([r for r in these if r["eps"] == eps]) for eps in epses]
+        size = f"{these[0]['n']:,}, {these[0]['size']}"
+        print(f"| {name.replace('_', ' ')} ({kind}) | {size} | " + " | ".join(cells) + " |")
+    print(
+        "\n| kind | eps | runs | right | right, flagged | off, flagged | off, silent | refused | error / limit | sd |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for kind in kinds:
+        for eps in epses:
             these = [r for r in runs if r["kind"] == kind and r["eps"] == eps]
-            done = [r for r in these if "refused" not in r]
-            counts = [sum((is_off(r), r["flagged"]) == which for r in done) for which in _COUNTED]
-            print(f"{kind:<10}{eps:>5g}{len(these):>6}{counts[0]:>7}{counts[1]:>16}{counts[2]:>14}{counts[3]:>13}")
+            ran = [r for r in these if "refused" not in r]
+            counts = [sum((is_off(r), r["flagged"]) == which for r in ran) for which in _COUNTED]
+            ratios = [r["error"] / r["limit"] for r in ran if r["limit"] is not None] or [np.nan]
+            spread = "; ".join(f"{x:.1f}" for x in (np.median(ratios), np.quantile(ratios, 0.9), max(ratios)))
+            sd = np.median([r["sd_ratio"] for r in ran]) if ran else np.nan
+            numbers = " | ".join(map(str, [len(these), *counts, len(these) - len(ran)]))
+            print(f"| {kind} | {eps:g} | {numbers} | {spread} | {sd:.2f} |")
+
+
+def cell(runs):
+    """Of one model at one eps: error (limit), sd ratio, coverage; how many runs were not right and trusted."""
+    if not runs:
+        return "—"
+    error, sd, coverage = (np.median([r[key] for r in runs]) for key in ("error", "sd_ratio", "coverage"))
+    limits = [r["limit"] for r in runs if r["limit"] is not None]
+    text = f"{error:.2f} ({np.median(limits):.2f})" if limits else f"{error:.2f}"
+    others = {"flagged": (False, True), "off, flagged": (True, True), "**off, silent**": (True, False)}
+    counts = {what: sum((is_off(r), r["flagged"]) == which for r in runs) for what, which in others.items()}
+    return "; ".join([f"{text}, {sd:.2f}, {coverage:.2f}", *(f"{k} {what}" for what, k in counts.items() if k)])
 
 
 _COUNTED = ((False, False), (False, True), (True, True), (True, False))

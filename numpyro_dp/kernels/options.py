@@ -69,6 +69,8 @@ class MetropolisOptions(KernelOptions, total=False):
     target_accept_prob: float
 
 
+_OF_NUTS = {"max_tree_depth", "find_heuristic_step_size", "forward_mode_differentiation", "regularize_mass_matrix"}
+
 Options = TypeVar("Options", bound=Mapping[str, Any])
 
 
@@ -84,9 +86,11 @@ def only(kind: type, options: Options) -> Options:
     unknown = sorted(set(options) - set(kind.__annotations__))
     if unknown:
         near = difflib.get_close_matches(unknown[0], known, 1) or [name for name in known if name in unknown[0]][:1]
+        hint = f"Did you mean {near[0]}? " if near else ""
+        if _OF_NUTS.intersection(unknown):
+            hint = "NumPyro's NUTS has it. DPHMC runs NUTS on what was released, with its own settings: leave it out. "
         raise TypeError(
-            f"this kernel has no argument {', '.join(unknown)}{f'; did you mean {near[0]}?' if near else ''}. Beside "
-            f"its own there are {', '.join(known)}"
+            f"this kernel has no argument {', '.join(unknown)}. {hint}Beside its own there are {', '.join(known)}"
         )
     return options
 

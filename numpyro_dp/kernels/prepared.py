@@ -70,12 +70,12 @@ BEGUN = (
 _CLIPS = {
     "count": "one for each row",
     "scales": "counts of rows",
-    "met": "one for each coordinate of a row",
+    "row counts": "one for each coordinate of a row",
     "rare scales": "counts of rows",
     "bounds": "counts of rows",
     "derivatives": "clip bounds from the released counts",
-    "whole": "one for each row",
-    "surprises": "counts of rows",
+    "unclipped": "one for each row",
+    "long rows": "counts of rows",
     "line search": "each row's rise clipped to the linear part's bound",
     "last bounds": "counts of rows",
     "last release": "clip bounds by n, the number of coordinates, and eps, or from the released counts",
@@ -522,7 +522,7 @@ class PreparedKernel(DPKernel):
             normal = random.normal(key, result.start.shape)
             return separated.unravel(jnp.asarray(result.start + np.linalg.cholesky(result.covariance) @ normal))
 
-        return draw(rng_key) if is_prng_key(rng_key) else jax.vmap(draw)(rng_key)
+        return jax.jit(draw if is_prng_key(rng_key) else jax.vmap(draw))(rng_key)
 
     def get_diagnostics_str(self, state: DPState) -> str:
         if self._result is None or not self._result.draws_are_free:

@@ -10,7 +10,7 @@ rows is just not clipped. To find out is paid for:
     2. how many rows have a derivative at all, by each coordinate;
     3. if some coordinates have few, and not next to none, a better bound for these.
 
-Constants were chosen on rows and models that are in no benchmark: see docs/small-eps.md.
+Constants were chosen on rows and models that are in no benchmark: see docs/preparation.md.
 """
 
 import math
@@ -68,7 +68,7 @@ def first_frame(
         return frame._replace(whitening=within_reason(np.diag(widths * narrowed), prior)), np.zeros(survey.size)
 
     found, is_group = bounds > 1.5 * LEAST_SCALE, kinds.sum(1) > 1
-    draw = fund.ask(met=Wish(_MET_SHARE * whole, 1, (survey.size,)))["met"]
+    draw = fund.ask(row_counts=Wish(_MET_SHARE * whole, 1, (survey.size,)))["row_counts"]
     met = survey.met(draw, frame, np.where(found, _MET * bounds, LEAST_SCALE) @ kinds)
     unclipped = SCORE_ROOM * typical_norm(survey.size, counted)
     are_few = met < min(_FEW, _FEW_OF_MANY / survey.size) * n

@@ -262,7 +262,7 @@ def _lost(survey: Survey, fund: Fund, here: Round, price: float, n: float) -> fl
     """
     m = survey.size
     largest = _LARGEST_ROW * m / (survey.power * n)
-    draw = fund.ask(whole=Wish(price))["whole"]
+    draw = fund.ask(unclipped=Wish(price))["unclipped"]
     return survey.whole(draw, here.frame, largest) / max(float(np.trace(here.found.information)), m / 2)
 
 

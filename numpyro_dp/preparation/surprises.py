@@ -24,7 +24,7 @@ _BELIEVED, _BELIEVED_ALONE, _LIKELY = 2.5, 3.5, 1.0
 ones are likely to be there, too; and the shortest ones."""
 _CONFIRMED = 3.5
 """Standard deviations from which several counts together are believed. The first is made where tight bounds have led,
-which may be some way off, and alone is wrong too often (docs/small-eps.md)."""
+which may be some way off, and alone is wrong too often (docs/preparation.md)."""
 _LOUDEST = 2.5
 """Noise in each coordinate, in posterior standard deviations, beyond which no bound is raised."""
 _LEAST_EXPECTED = 1.0
@@ -62,7 +62,7 @@ def count_surprises(
     :param before: what earlier counts have told.
     """
     edges = typical_norm(survey.size, survey.power * n) * EDGES
-    draw = fund.ask(surprises=Wish(rho, 1, (len(edges) - 1,)))["surprises"]
+    draw = fund.ask(long_rows=Wish(rho, 1, (len(edges) - 1,)))["long_rows"]
     counts, noise_scale = survey.surprises(draw, frame, edges)
     scale = np.hypot(noise_scale, np.sqrt(variance_by_chance(n, off)))
     are_known, number, total = before.bound > 0, before.counts + 1, before.clear + counts / scale

@@ -424,7 +424,7 @@ def _known_sums_are_right(backend: str, x64: bool) -> bool:
     with jax.ensure_compile_time_eval():
         x_, y_, z_ = (jnp.asarray(v) for v in (x, y, z))
         found = jax.jit(jax.vmap(lambda z: jnp.sum(y_ * (x_ @ z))))(z_)
-        total = jax.jit(lambda v: clipped_sum(lambda row: row[0][0], (v,), 3.0))(jnp.tile(x_[:, 0], 300))
+        total = jax.jit(lambda v: clipped_sum(lambda row: row[0][0], (v,), 3.0))(jnp.asarray(np.tile(x[:, 0], 300)))
     steps = np.asarray(total.hi).astype(np.int64) * _LIMB + np.asarray(total.lo)
     expected_steps = 300 * sum(round(v * GRID / 3.0) for v in x[:, 0])
     return bool(np.array_equal(found, expected)) and abs(int(steps) - expected_steps) <= 64 * 300

@@ -179,14 +179,15 @@ def draws_now(ledger: Ledger, requests: Mapping[str, Request], nonce: bytes) -> 
 
     def draw(kind: str) -> Draw:
         length, noise = requests[kind].shape[0], drawn[kind].noise
-        slots = Slots(
-            None if noise is None else GridNoise(jnp.asarray(noise[0]), jnp.asarray(noise[1])),
+        slots = Slots(  # made by NumPy: JAX would compile a program for each part and length
+            None if noise is None else GridNoise(noise[0], noise[1]),
             None,
-            jnp.full(length, drawn[kind].noise_multiplier, jnp.result_type(float)),
-            jnp.arange(length) < requests[kind].number,
-            jnp.zeros((length, 1), jnp.uint32),
-            jnp.zeros(length, bool),
+            np.full(length, drawn[kind].noise_multiplier, jnp.result_type(float)),
+            np.arange(length) < requests[kind].number,
+            np.zeros((length, 1), np.uint32),
+            np.zeros(length, bool),
         )
+        slots = jax.tree.map(jnp.asarray, slots)
         return Draw(slots, ledger.plan.kinds[kind].mechanisms[0], ledger, _KEY)
 
     return {kind: draw(kind) for kind in requests}

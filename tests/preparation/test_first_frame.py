@@ -63,7 +63,7 @@ def test_a_small_budget_asks_for_scales_only():
     X = with_a_flag(0.1)
     frame, of_frames, fund = start_of(X, rho=1e-5, price=1e-6)
     assert not of_frames.any()
-    assert not {"met", "rare scales"} & set(spent_by(fund))
+    assert not {"row counts", "rare scales"} & set(spent_by(fund))
     assert np.isfinite(frame.whitening).all()
 
 

@@ -191,7 +191,7 @@ def test_what_rows_say_without_the_clip(bad):
     begun = kernel.begin_search(
         separated, separated.public(table, {}), lambda: kernel.target(separated, table, {}, ALL_ROWS)
     )
-    draw = Fund(kernel.ledger).ask(whole=Wish(1e3))["whole"]
+    draw = Fund(kernel.ledger).ask(unclipped=Wish(1e3))["unclipped"]
     X = np.stack([np.ones(500), age - 55, dose - 50], 1)[len(bad) :]
     p = 1 / (1 + np.exp(-X @ center))
     exact = np.minimum(p * (1 - p) * ((X @ scales) ** 2).sum(1), 0.02).sum()

@@ -53,8 +53,13 @@ def test_arguments_of_the_base_class_are_no_options(kernel, options):
 
 @pytest.mark.parametrize(("option", "meant"), [("dleta", "delta"), ("epsilon", "eps"), ("noise_sed", "noise_seed")])
 def test_a_misspelled_argument_is_told_what_was_meant(option, meant):
-    with pytest.raises(TypeError, match=f"no argument {option}; did you mean {meant}\\?"):
+    with pytest.raises(TypeError, match=rf"no argument {option}\. Did you mean {meant}\\?"):
         DPHMC(model, **{"eps": 1.0} | {option: 1.0})
+
+
+def test_an_option_of_nuts_is_told_why_it_is_not_there():
+    with pytest.raises(TypeError, match=r"no argument max_tree_depth\. NumPyro's NUTS has it.* leave it out"):
+        DPHMC(model, eps=1.0, max_tree_depth=5)
 
 
 @pytest.mark.parametrize("value", [True, "1.0"])
