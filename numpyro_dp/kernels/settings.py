@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpyro.infer.initialization import init_to_median
 
+from numpyro_dp.model.units import without_names
 from numpyro_dp.privacy.batches import AllRows, Batches, as_batches
 from numpyro_dp.privacy.clipping import OwnerIndex
 from numpyro_dp.privacy.mechanisms import check_relation, size_is_public
@@ -101,7 +102,7 @@ class Settings:
             n0=_as_float(self.n0),
             target_accept_prob=float(self.target_accept_prob),
             init_strategy=init_to_median if self.init_strategy is None else self.init_strategy,
-            unit=self.unit if self.unit is None or isinstance(self.unit, str) else np.array(self.unit),
+            unit=self.unit if self.unit is None or isinstance(self.unit, str) else without_names(np.array(self.unit)),
         )
         fix(owners=self._known_owners())
 

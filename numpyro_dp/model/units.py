@@ -121,7 +121,7 @@ class PublicUnits(UnitModel):
     def require_same(self, unit: str, args: tuple, kwargs: dict) -> None:
         named = _named(self.row_model, unit, args, kwargs)
         if not isinstance(named, jax.core.Tracer) and not np.array_equal(
-            _number(_values(self.row_model, unit, args, kwargs, has_public_size=True)), self.number
+            number_units(_values(self.row_model, unit, args, kwargs, has_public_size=True)), self.number
         ):
             raise ValueError(
                 f"unit={unit!r} says otherwise than before which rows are whose, and this kernel has grouped them "
@@ -149,7 +149,7 @@ class PrivateUnits(UnitModel):
         return False
 
     def layout(self, args: tuple, kwargs: dict) -> Layout:
-        number = _number(_values(self.row_model, self.unit, args, kwargs, has_public_size=False))
+        number = number_units(_values(self.row_model, self.unit, args, kwargs, has_public_size=False))
         found = len(np.bincount(number))
         if found != self.num_rows:  # what was planned, a batch above all, is for so many
             counts = f"{self.num_rows} units, and there are {found}" if self.are_counted else "another number of units"
@@ -252,7 +252,7 @@ def group_rows(
         if is_private:
             _require_private(separated, unit, args, kwargs)
         ids = _values(separated, unit, args, kwargs, has_public_size=not is_private)
-        number = _number(ids)
+        number = number_units(ids)
         sizes = np.bincount(number)
         units, most, rows = len(sizes), int(np.max(sizes, initial=0)), len(ids)
     if are_counted:
@@ -324,10 +324,19 @@ def _require_private(separated: SeparableModel, unit: str, args: tuple, kwargs: 
         )
 
 
-def _number(ids: np.ndarray) -> np.ndarray:
+_IDS = "iubUSM"
+"""Kinds of ids: of other objects, NaN among them, equal ones may not be found."""
+
+
+def number_units(ids: np.ndarray) -> np.ndarray:
     """Units numbered in the order in which they appear."""
     _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[inverse.ravel()]
+
+
+def without_names(ids: np.ndarray) -> np.ndarray:
+    """Numbers in the place of ids that are good for units: which rows are whose is public, and not who they are."""
+    return number_units(ids) if ids.ndim == 1 and ids.dtype.kind in _IDS else ids
 
 
 def _named(separated: SeparableModel, unit: str, args: tuple, kwargs: dict) -> Any:
@@ -354,8 +363,7 @@ def _values(separated: SeparableModel, unit: Any, args: tuple, kwargs: dict, *, 
     values = np.asarray(unit)
     # An argument with rows is as long as the others: `separate` has seen to that.
     is_column = values.shape == (separated.num_rows,) if has_public_size else values.ndim == 1
-    # Of other objects, NaN among them, equal ones may not be found.
-    if is_column and values.dtype.kind in "iubUSM":
+    if is_column and values.dtype.kind in _IDS:
         return values
     wanted, got = f"the {separated.num_rows} rows", f"shape {values.shape}, {values.dtype}"
     wanted, got = (wanted, got) if has_public_size else ("the rows", f"{values.ndim} axes, {values.dtype}")

@@ -180,14 +180,13 @@ def draws_now(ledger: Ledger, requests: Mapping[str, Request], nonce: bytes) -> 
     def draw(kind: str) -> Draw:
         length, noise = requests[kind].shape[0], drawn[kind].noise
         slots = Slots(  # made by NumPy: JAX would compile a program for each part and length
-            None if noise is None else GridNoise(noise[0], noise[1]),
+            None if noise is None else GridNoise(jnp.asarray(noise[0]), jnp.asarray(noise[1])),
             None,
-            np.full(length, drawn[kind].noise_multiplier, jnp.result_type(float)),
-            np.arange(length) < requests[kind].number,
-            np.zeros((length, 1), np.uint32),
-            np.zeros(length, bool),
+            jnp.asarray(np.full(length, drawn[kind].noise_multiplier, jnp.result_type(float))),
+            jnp.asarray(np.arange(length) < requests[kind].number),
+            jnp.asarray(np.zeros((length, 1), np.uint32)),
+            jnp.asarray(np.zeros(length, bool)),
         )
-        slots = jax.tree.map(jnp.asarray, slots)
         return Draw(slots, ledger.plan.kinds[kind].mechanisms[0], ledger, _KEY)
 
     return {kind: draw(kind) for kind in requests}

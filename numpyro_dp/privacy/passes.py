@@ -204,7 +204,7 @@ class Task:
                     totals = found if totals is None else [a + b for a, b in zip(totals, found, strict=True)]
                 done += len(counts)
         if done != piece.num_rows:
-            raise ValueError(f"a piece of {piece.num_rows} rows has changed: {done} were read")
+            raise ValueError("a piece of the table has changed: it has another number of rows than when it was opened")
         return Part(piece.first, piece.num_rows, tuple(totals or ()))
 
     def _blocks(self, arrays: tuple[np.ndarray, ...], counts: np.ndarray, first: int) -> Iterator[list[np.ndarray]]:
@@ -344,7 +344,9 @@ def _add_up(parts: Iterable[Part], num_rows: int) -> list[np.ndarray] | None:
             raise RuntimeError("pieces of the table came back that do not follow one another: nothing is released")
         end += places[first]
     if end != num_rows:
-        raise RuntimeError(f"pieces of the table are missing: {end} of {num_rows} rows came back")
+        raise RuntimeError(
+            "pieces of the table are missing, or some that it does not have came back: nothing is released"
+        )
     return totals
 
 

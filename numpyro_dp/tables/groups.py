@@ -65,7 +65,7 @@ class UnitTable(StreamedUnits):
 _PRESENT = ColumnSpec((), "present", "bool")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)  # engines write what they print into logs
 class UnitPiece:
     """The units that begin in a piece of a table.
 

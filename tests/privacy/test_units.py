@@ -1,6 +1,7 @@
 """A unit with many rows: what its rows do together is clipped, and the guarantee is that of the unit."""
 
 import functools
+import pickle
 import re
 
 import jax
@@ -27,7 +28,7 @@ from numpyro_dp import (
     audit,
 )
 from numpyro_dp.model.separate import separate
-from numpyro_dp.model.units import group_rows
+from numpyro_dp.model.units import group_rows, number_units
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.preparation.survey import Survey
 from numpyro_dp.privacy import clipping
@@ -535,3 +536,14 @@ def test_an_audit_takes_no_budget_and_no_seed(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match="leave out `budget` and `noise_seed`"):
             audit(lambda option=option: DPSGLD(gaussian, eps=1.0, **option), (X[:, 0],), (X[:, 0],))
     assert budget.charges == ()
+
+
+@pytest.mark.parametrize(
+    "ids", [np.array([f"Jane Doe {i}" for i in PERSON]), PERSON + 70_000_000], ids=["names", "numbers"]
+)
+def test_who_a_unit_is_stays_with_the_curator(ids):
+    """A kernel is pickled with its units: which rows are whose is public, and not who they are."""
+    kernel = DPPenalty(model, eps=2.0, prepare=False, step_size=0.05, unit=ids)
+    kept = pickle.dumps(kernel)
+    assert not any(np.unique(ids)[k : k + 1].tobytes() in kept for k in range(len(np.unique(ids))))
+    np.testing.assert_array_equal(kernel.settings.unit, number_units(PERSON))

@@ -517,7 +517,7 @@ def test_a_bar_tells_of_pieces_only_where_sizes_are_public(options, is_told, cap
     mcmc = MCMC(kernel, num_warmup=2, num_samples=2)
     of_units = (who, num_persons) if unit else ()
     mcmc.run(jax.random.key(0), table[["a", "c"]], *of_units, y=table["y"])
-    assert ("row" in capsys.readouterr().err) == is_told
+    assert ("row/s" in capsys.readouterr().err) == is_told
     assert not table.progress_bar
 
 
