@@ -47,7 +47,7 @@ from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batches
 from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.privacy.clipping import OwnerIndex, require_correct_sums
 from numpyro_dp.privacy.draws import Grant, ask_ledger
-from numpyro_dp.privacy.fingerprint import fingerprint
+from numpyro_dp.privacy.fingerprint import fingerprint, random_generator
 from numpyro_dp.privacy.ledger import (
     Ledger,
     Plan,
@@ -537,8 +537,9 @@ class DPKernel(MCMCKernel, Algorithm):
 
         Of private arguments it knows shapes and dtypes only. Where a chain starts is in its state (`DPState.origin`).
         """
+        values = public.leaves, self._settings.inverse_mass_matrix, random_generator()
         with jax.ensure_compile_time_eval():  # constants stay constants in chains that run in parallel
-            return fingerprint(self._queries(separated, public), (public.leaves, self._settings.inverse_mass_matrix))
+            return fingerprint(self._queries(separated, public), values)
 
     def _queries(self, separated: SeparableModel, public: PublicArguments) -> list[tuple[Callable, tuple]]:
         """The functions of which sums are released or which decide where, with arguments of the right shapes."""

@@ -50,6 +50,7 @@ from numpyro_dp.preparation.steps import find_steps
 from numpyro_dp.preparation.survey import Survey, is_centred
 from numpyro_dp.preparation.verdict import FIT_SHARE, by_coordinate, check, find_mirror, reasons, uninformed, widths
 from numpyro_dp.privacy.accounting import gaussian_rho, noise_multiplier_for
+from numpyro_dp.privacy.fingerprint import fingerprint
 from numpyro_dp.privacy.ledger import PrivacyBudgetError, Releases, Wanted
 from numpyro_dp.privacy.mechanisms import Gaussian, bounds_per_row
 from numpyro_dp.privacy.sharding import Layout
@@ -377,7 +378,7 @@ class PreparedKernel(DPKernel):
     def finish_search(self, begun: "_Begun") -> Prepared:
         """Ask the table, and decide by its noisy answers."""
         options, survey, _, z_prior, prior, near, symmetries, *_ = begun
-        fund, cut = Fund(self.ledger, self.announce), survey.cut
+        fund, cut = Fund(self.ledger, self.announce, self._asked_in_search(begun)), survey.cut
         whole = fund.left
         found = search(survey, prior, near, fund, self.ledger.plan.num_rows)
         if self._has_own_chain or options.mode == "walk":
@@ -400,6 +401,15 @@ class PreparedKernel(DPKernel):
             mirror=find_mirror(symmetries, cut, surrogate, start),
             steps=begun.steps,
         )
+
+    def _asked_in_search(self, begun: "_Begun") -> str:
+        """A hash of where the search starts, and of what it asks of a row; with a noise seed only.
+
+        Draws of the prior and of outcomes decide on both. They follow from densities only as far as samplers do.
+        """
+        if not self.ledger.reproducible or self.ledger.closed:
+            return ""
+        return fingerprint([], (begun.survey.of_one_row(), begun.prior, begun.near))
 
     def _walk(self, begun: "_Begun", fund: Fund, found: Found) -> Prepared:
         """Plan the walk: what is left pays for its steps.

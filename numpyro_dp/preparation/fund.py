@@ -47,10 +47,12 @@ class Fund:
     """Spends what was committed for the preparation, stage by stage.
 
     :param announce: is told of each stage, for who waits.
+    :param asked: of what is asked of the table, all that the ledger does not know by its plan and context: with a noise
+        seed, other questions have other noise.
     """
 
-    def __init__(self, ledger: Ledger, announce: Callable[[str], None] = silent):
-        self._ledger, self._announce = ledger, announce
+    def __init__(self, ledger: Ledger, announce: Callable[[str], None] = silent, asked: str = ""):
+        self._ledger, self._announce, self._asked = ledger, announce, asked
         self._stage = 0
 
     @property
@@ -89,7 +91,7 @@ class Fund:
             }
         )
         requests = {names[kind]: Request(wish.number, (wish.number, *wish.shape)) for kind, wish in wishes.items()}
-        draws = draws_now(self._ledger, requests, b"preparation")
+        draws = draws_now(self._ledger, requests, b"preparation" + self._asked.encode())
         if draws is None:
             raise PrivacyBudgetError(
                 "the preparation was begun before and did not end, and its budget is spent: make a new kernel, whose "

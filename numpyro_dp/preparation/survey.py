@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from numpyro_dp.chain.target import ROOM, PrivateTarget
 from numpyro_dp.model.arguments import UnsupportedModelError
@@ -172,6 +173,16 @@ class Survey:
             raise UnsupportedModelError([describe_hazard(name) for name in error.hazards]) from None
         except Exception as error:
             raise no_derivatives(error) from error
+
+    def of_one_row(self) -> ClosedJaxpr:
+        """What is asked of a row beside its log density: drawn outcomes decide on it, too."""
+        row = self._numbered(self._target).vault.one_row
+        center, bound = np.zeros(self.size, self.dtype), jnp.ones((), self.dtype)
+
+        def scores(center: jax.Array, row: tuple) -> RowScores:
+            return self._row_scores(Frame(center, jnp.eye(self.size, dtype=self.dtype)), bound)(row)
+
+        return jax.make_jaxpr(scores)(center, row)
 
     @property
     def centres(self) -> bool:

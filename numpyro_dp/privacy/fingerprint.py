@@ -45,6 +45,11 @@ def fingerprint(functions: Sequence[tuple[Callable, tuple]], values: Sequence[An
     return digest.hexdigest()
 
 
+def random_generator() -> tuple[Any, ...]:
+    """Which numbers JAX makes of a key: proposals and starts follow from them."""
+    return jax.config.jax_default_prng_impl, jax.config.jax_threefry_partitionable
+
+
 def _derivatives(function: Callable, inputs: tuple) -> list[Any]:
     """The jaxprs of a function's derivatives, forward and backward."""
     found = []

@@ -743,3 +743,63 @@ def test_a_noise_seed_never_hides_two_modes_under_one_noise():
     first, second = noise_of_a_preparation(surrogate), noise_of_a_preparation(walk)
     for kind in first.keys() & second.keys():
         assert not any(is_same(a, b) for a in first[kind] for b in second[kind])
+
+
+class Shifted(dist.Normal):
+    """Of the same density, and of other draws."""
+
+    def sample(self, key, sample_shape=()):
+        return super().sample(key, sample_shape) + 1.0
+
+
+class OtherDraws(dist.BernoulliLogits):
+    """Of the same density, and of other draws."""
+
+    enumerate_support = None
+    has_enumerate_support = False
+
+    def sample(self, key, sample_shape=()):
+        return 1 - super().sample(key, sample_shape)
+
+
+def answers(prior, law):
+    def model(x, y=None):
+        b = numpyro.sample("b", prior(0.0, 2.0))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", law(logits=b * x), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize("other", ["draws of the prior", "draws of outcomes", "random generator"])
+def test_a_noise_seed_never_hides_other_draws_under_one_noise(other):
+    """They decide on what is asked of the table, and densities say nothing of them."""
+    x, y = np.linspace(-1, 1, 400, dtype=np.float32), np.arange(400) % 2
+    models = {
+        "draws of the prior": answers(Shifted, dist.BernoulliLogits),
+        "draws of outcomes": answers(dist.Normal, OtherDraws),
+    }
+
+    def noise(model):
+        kernel, drawn = DPHMC(model, eps=20.0, noise_seed=1, num_iterations=2), []
+        draw = kernel.ledger._noise.draw
+
+        def spy(*args):
+            drawn.append(draw(*args))
+            return drawn[-1]
+
+        kernel.ledger._noise.draw = spy
+        kernel.prepare(x, y=y)
+        return [found.tobytes() for found in drawn]
+
+    plain = answers(dist.Normal, dist.BernoulliLogits)
+    before = jax.config.jax_default_prng_impl
+    first = noise(plain)
+    assert noise(plain) == first
+    try:
+        if other == "random generator":
+            jax.config.update("jax_default_prng_impl", "rbg")
+        second = noise(models.get(other, plain))
+    finally:
+        jax.config.update("jax_default_prng_impl", before)
+    assert not set(first) & set(second)

@@ -285,3 +285,12 @@ def test_what_says_the_same_is_the_same():
     assert of(jnp.sum, {"a": 1, "b": 2}) == of(jnp.sum, {"b": 2, "a": 1})
     assert of(jnp.sum, recursive) == of(jnp.sum, recursive)
     assert of(jnp.sum, schedule(1.0)) == of(jnp.sum, schedule(1.0)) != of(jnp.sum, schedule(2.0))
+
+
+def test_what_jax_makes_of_a_key_decides_on_the_noise():
+    """Proposals follow from it."""
+    first = noise_of(seeded(regression()))
+    with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
+        second = noise_of(seeded(regression()))
+    assert first != second
+    assert noise_of(seeded(regression())) == first
