@@ -5,6 +5,7 @@ import linecache
 import math
 import re
 import unicodedata
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -297,6 +298,8 @@ class FormulaModel:
         :param data: a pandas, Polars or Arrow table, or a mapping from names to arrays.
         """
         has_outcome = self._outcome.column in names_of(data)
+        if has_outcome:
+            self._check_type_of_outcome(data[self._outcome.column])
         table = read(data, self.columns if has_outcome else self.columns[:-1])
         num_rows = len(next(iter(table.values()))) if table else num_rows_of(data)
         silent = _Silent(num_rows)
@@ -324,6 +327,21 @@ class FormulaModel:
             found["y"] = self._outcomes(table[self._outcome.column], silent)
         found["observed"] = ~silent.missing if has_outcome else ~(silent.missing | silent.outside)
         return {name: _narrow(value) for name, value in found.items()}
+
+    def _check_type_of_outcome(self, values: Any) -> None:
+        """By the column's type, which is public. What the values are, may follow from one row."""
+        column, kind = self._outcome.column, str(getattr(values, "dtype", getattr(values, "type", ""))).lower()
+        if isinstance(self._public.get(column), Levels):
+            return
+        levels = f"`levels={{{column!r}: ['no', 'yes']}}` (the second counts as 1)"
+        if kind.startswith(("<u", "str", "large_string")):
+            raise ValueError(f"the outcome {column!r} is a column of texts: say which there are, {levels}")
+        if kind == "object":
+            warnings.warn(
+                f"the outcome {column!r} is a column of objects. Texts among them say nothing, and cost as much: "
+                f"say which there are, {levels}, or make it a column of numbers",
+                stacklevel=3,
+            )
 
     def _outcomes(self, values: np.ndarray, silent: "_Silent") -> np.ndarray:
         """What the law can have; of rows that are outside, something that it cannot."""

@@ -117,7 +117,10 @@ class Settings:
         given = self.given_noise_multipliers
         names = ", ".join(f"noise_multiplier_{kind}" for kind in self.noise_multipliers)
         if self.eps is None and len(given) < len(self.noise_multipliers):
-            raise ValueError(f"give the budget `eps`, or all of {names} (noise standard deviation over L2 sensitivity)")
+            raise ValueError(
+                f"give the budget, eps=1.0 say; or, to choose the noise yourself, all of {names} (standard deviation "
+                "over L2 sensitivity)"
+            )
         if self.eps is not None and given:
             raise ValueError(f"give either `eps` or {names}, not both: each follows from the other")
         if self.eps is not None and not self.eps > 0:

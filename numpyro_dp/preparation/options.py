@@ -131,7 +131,7 @@ def warn_if_blurred(
         warnings.warn(
             f"eps={eps:g} with {num_rows:.6g} {units} will give a blurred posterior of the {size} numbers in which "
             f"this model's parameters meet the data: noise shifts it by about {shift:.2g} of its standard deviations, "
-            f"and makes it about {math.hypot(1, shift):.2g} times as wide. For a shift of {ROUGH_ERROR:g}, "
+            f"and makes it at least {math.hypot(1, shift):.2g} times as wide. For a shift of {ROUGH_ERROR:g}, "
             f"{what_would_do(eps, delta, factor, factor * num_rows, units)}",
             stacklevel=2,
         )

@@ -197,8 +197,8 @@ Where an outcome is rare, clipped scores vary as little, too, but not less than 
 
 
 _SILENT_ROWS = (
-    "Among them are rows that say nothing: with a missing value (NaN: mask them), an outcome outside of the law's "
-    "support (1 and 2 for no and yes), or a value that is not in a formula's `ranges` or `levels`. "
+    "Among them would be rows that say nothing, if there are any: with a missing value (NaN: mask them), an outcome "
+    "outside of the law's support (1 and 2 for no and yes), or a value outside of a formula's `ranges` or `levels`. "
 )
 
 

@@ -103,6 +103,7 @@ def test_categories_have_a_predictor_for_each_but_the_first():
 OUTCOMES = {family: outcomes for family, (outcomes, *_) in CASES.items()} | dict.fromkeys(GRADED, NAMES[GRADES])
 
 
+@pytest.mark.filterwarnings("ignore:the outcome .out. is a column of objects:UserWarning")
 @needs_support
 @pytest.mark.filterwarnings("ignore:Out-of-support values")
 @pytest.mark.parametrize("family", OUTCOMES)
@@ -130,7 +131,7 @@ def test_what_is_not_public_has_no_density_and_what_is_missing_that_of_nothing(f
 def test_glm_does_not_vouch_for_a_posterior_of_what_was_left_when_a_level_was_forgotten():
     rng = np.random.default_rng(0)
     table = {"age": rng.uniform(20, 80, 4_000), "out": rng.choice(["no", "yes", "perhaps"], 4_000)}
-    with pytest.warns(PosteriorWarning, match=r"3\d\.\d% more of them .* not in a formula's `ranges` or `levels`"):
+    with pytest.warns(PosteriorWarning, match=r"3\d\.\d% more of them .* outside of a formula's `ranges` or `levels`"):
         glm(
             "out ~ age", table, "bernoulli", eps=3.0, ranges=RANGES, levels={"out": ["no", "yes"]},
             num_warmup=10, num_samples=20, progress_bar=False, verbose=False,
@@ -372,3 +373,18 @@ def test_levels_may_have_any_printable_characters():
     model = FormulaModel("out ~ C(unit)", "poisson", levels={"unit": ["m", "m\u00b2", "\uff21"]})
     found = model.arguments({"unit": ["m\u00b2", "A", "\uff21"], "out": [1, 1, 1]})
     np.testing.assert_array_equal(found["y"], [1, -1, 1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("U3", pytest.raises(ValueError, match="column of texts: say which there are, `levels=")),
+        (object, pytest.warns(UserWarning, match="column of objects.* say which there are, `levels=")),
+    ],
+)
+def test_an_outcome_of_texts_needs_levels_before_anything_is_paid(kind, told):
+    """By the type alone: what the values are may follow from one row."""
+    table = {"age": np.linspace(20, 80, 40), "out": np.where(np.arange(40) % 2, "yes", "no").astype(kind)}
+    with told:
+        FormulaModel("out ~ age", "bernoulli", ranges=RANGES).arguments(table)
+    FormulaModel("out ~ age", "bernoulli", ranges=RANGES, levels={"out": ["no", "yes"]}).arguments(table)

@@ -449,7 +449,7 @@ class Exchange:
     [
         ({"guided": True, "dense_mass": True}, "needs a diagonal mass matrix"),
         ({"owners": Exchange()}, "neighboring_relation='add_or_remove_one'"),
-        ({"eps": None}, "give the budget `eps`, or all of noise_multiplier_statistics"),
+        ({"eps": None}, "give the budget, eps=1.0 say; .* all of noise_multiplier_statistics"),
         ({"noise_multiplier_statistics": 1.0}, "not both"),
     ],
 )

@@ -715,7 +715,7 @@ def test_without_noise_nothing_is_private():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "give the budget `eps`, or all of noise_multiplier_ratio, noise_multiplier_grad"),
+        ({}, "give the budget, eps=1.0 say; .* all of noise_multiplier_ratio, noise_multiplier_grad"),
         ({"eps": 1.0, "noise_multiplier_ratio": 2.0}, "give either `eps` or"),
         ({"eps": 0.0}, "eps must be positive"),
         ({"eps": float("nan")}, "eps must be positive"),

@@ -238,7 +238,7 @@ def test_steps_that_the_noise_would_overheat_are_refused(make):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: DPSGLD(model), "give the budget `eps`, or all of noise_multiplier_grad"),
+        (lambda: DPSGLD(model), "give the budget, eps=1.0 say; .* all of noise_multiplier_grad"),
         (lambda: DPSGLD(model, noise_multiplier_grad="match"), "must be a number or 'matched'"),
         (lambda: DPSGLD(model, noise_multiplier_grad="matched"), "give step_size"),
         (lambda: DPSGLD(model, eps=1.0, noise_multiplier_grad="matched", step_size=0.1), "not both"),
