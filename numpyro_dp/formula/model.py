@@ -296,6 +296,7 @@ class FormulaModel:
         outcome ``observed`` tells of both.
 
         :param data: a pandas, Polars or Arrow table, or a mapping from names to arrays.
+        :raises ValueError: if a column is missing or of another length, or if the outcome is of texts without `levels`.
         """
         has_outcome = self._outcome.column in names_of(data)
         if has_outcome:

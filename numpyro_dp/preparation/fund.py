@@ -47,8 +47,8 @@ class Fund:
     """Spends what was committed for the preparation, stage by stage.
 
     :param announce: is told of each stage, for who waits.
-    :param asked: of what is asked of the table, all that the ledger does not know by its plan and context: with a noise
-        seed, other questions have other noise.
+    :param asked: a hash of what is asked of the table, as far as plan and context do not tell. With a noise seed, other
+        questions have other noise.
     """
 
     def __init__(self, ledger: Ledger, announce: Callable[[str], None] = silent, asked: str = ""):
