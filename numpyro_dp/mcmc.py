@@ -170,11 +170,14 @@ class MCMC(numpyro_mcmc.MCMC):
             self.progress_bar = progress_bar
 
     def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
-        """NumPyro's table, and under it the privacy report, whose last line says whether to believe the posterior."""
+        """NumPyro's table, and under it the guarantee; the last line says whether to believe the posterior.
+
+        ``print(mcmc.privacy)`` is the whole report.
+        """
         super().print_summary(prob, exclude_deterministic)
         if still := standing(self._draws_of_parameters()):
             print(f"A chain stood still in {some_of(still)}: n_eff and r_hat of these mean nothing.\n")
-        print(self.privacy)
+        print(self.privacy.brief())
 
     def __getstate__(self):
         state = super().__getstate__()

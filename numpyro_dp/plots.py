@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 # Grey first, then colours that the colour-blind tell apart.
 _COLOURS = "#9a9a9a", "#0072b2", "#d55e00", "#009e73", "#cc79a7"
+_LARGEST_ERROR = 60.0  # that `plot_plan` has room for
 _ENOUGH_TABLES = 10
 """Of fewer simulated tables, intervals that cover all or none say nothing about a level."""
 
@@ -90,6 +91,7 @@ def plot_audit(result: "AuditResult", ax: "Axes | None" = None) -> "Axes":
     :param result: from `numpyro_dp.audit`.
     :param ax: where to draw; default a figure of its own.
     """
+    _require(result, "scores", "an audit: give what numpyro_dp.audit returns")
     first, second = result.scores
     thresholds = np.unique(np.quantile(np.concatenate(result.scores), np.linspace(0, 1, 500)))
     positives = np.array([len(second), *(np.sum(second > t) for t in thresholds)])
@@ -133,31 +135,35 @@ def plot_plan(plan: "RunPlan", ax: Any = None) -> np.ndarray:
     :param ax: two axes; default those of a figure of its own.
     :return: the two axes.
     """
+    _require(plan, "outlooks", "a plan: give what numpyro_dp.plan returns")
     left, right = panels = _axes(ax, 2, 5, 4.2)
     budgets = plan.eps * np.geomspace(0.1, 20, 25)
     by_budget = [plan.at(eps=eps) for eps in budgets]
-    stands = False
+    stands = beyond = False
     for place, outlook in enumerate(plan.outlooks):
         errors = np.array([found[place].error for found in by_budget])
         colour = _COLOURS[(place + 1) % len(_COLOURS)]
-        left.plot(budgets, np.minimum(errors, 50), color=colour, linewidth=1.8, label=outlook.sampler)
-        moves = outlook.effective_draws >= FEW_DRAWS
-        face = colour if moves else "white"
-        left.plot([plan.eps], [min(outlook.error, 50)], color=colour, marker="o", markersize=6, markerfacecolor=face)
-        stands = stands or not moves
+        left.plot(budgets, errors, color=colour, linewidth=1.8, label=outlook.sampler)
+        moves, inside = outlook.effective_draws >= FEW_DRAWS, outlook.error < _LARGEST_ERROR
+        face, marker = colour if moves else "white", "o" if inside else "^"
+        height = min(outlook.error, 0.8 * _LARGEST_ERROR)
+        left.plot([plan.eps], [height], color=colour, marker=marker, markersize=6, markerfacecolor=face)
+        stands, beyond = stands or not moves, beyond or not inside
     _mark(
         left.axhspan,
         (1e-9, GOOD_ERROR),
-        (ROUGH_ERROR, 60),
+        (ROUGH_ERROR, _LARGEST_ERROR),
         f"good: below {GOOD_ERROR:g}",
         f"hopeless: above {ROUGH_ERROR:g}",
     )
     if stands:
         left.plot([], [], "o", color="#444444", markerfacecolor="white", label=f"hopeless: under {FEW_DRAWS:g} draws")
+    if beyond:
+        left.plot([], [], "^", color="#444444", markerfacecolor="white", label=f"above {_LARGEST_ERROR:g}")
     left.axvline(plan.eps, color="#444444", linewidth=0.8, linestyle=":")
     smallest = min(outlook.error for found in by_budget for outlook in found)
     left.set(xscale="log", yscale="log", xlabel="eps", xlim=(budgets[0], budgets[-1]))
-    left.set_ylim(min(0.01, smallest / 2), 60)
+    left.set_ylim(min(0.01, smallest / 2), _LARGEST_ERROR)
     left.set_ylabel("error of a mean, in posterior sds")
     _finish(left, f"{plan.n:,.0f} rows, {plan.d} parameters: dots at eps {plan.eps:g}", loc="best")
 
@@ -190,6 +196,7 @@ def plot_rehearsal(found: "Rehearsal", ax: Any = None) -> np.ndarray:
     :param ax: two axes; default those of a figure of its own.
     :return: the two axes.
     """
+    _require(found, "coverage", "a rehearsal: give what numpyro_dp.rehearse returns")
     left, right = panels = _axes(ax, 2, 5, max(4.2, 1.4 + 0.28 * len(found.names)))
     levels, count = np.linspace(0.02, 0.98, 49), len(found.mean)
     allowed = scipy.stats.binom.ppf([[0.025], [0.975]], count, levels) / count
@@ -226,6 +233,7 @@ def plot_privacy(report: "PrivacyReport", ax: "Axes | None" = None) -> "Axes":
     :param ax: where to draw; default a figure of its own.
     :raises ValueError: if the run was not private.
     """
+    _require(report, "private", _OF_REPORT)
     if not report.private:
         raise ValueError("a run without noise guarantees nothing: there is no curve to draw")
     (axes,) = _axes(ax, 1, 5.4, 4.2)
@@ -258,6 +266,7 @@ def plot_label(report: "PrivacyReport", ax: "Axes | None" = None) -> "Axes":
     :param report: `mcmc.privacy`. In a notebook it shows itself as HTML; this is a picture for a paper or a page.
     :param ax: where to draw; default a figure of its own.
     """
+    _require(report, "private", _OF_REPORT)
     (headline, *facts) = statements.label(report, version("numpyro_dp"))
     (axes,) = _axes(ax, 1, 6.4, 0.9 + 0.5 * len(facts))
     axes.set(xticks=[], yticks=[], xlim=(0, 1), ylim=(len(facts) + 1.6, 0))
@@ -273,11 +282,12 @@ def plot_label(report: "PrivacyReport", ax: "Axes | None" = None) -> "Axes":
 
 
 def plot_budget(of: "PrivacyReport | PrivacyBudget", ax: "Axes | None" = None) -> "Axes":
-    """How a budget is used up: by the runs that were charged to it, or by the iterations of one run.
+    """How a budget is used up: by the runs that were charged to it, or by what one run released.
 
-    Of a `PrivacyBudget`: what each run costs alone, and what all cost together, which is less than their sum. Of a run:
-    eps from iteration to iteration, as planned, and how much has been released by now; what comes before the first
-    iteration (a preparation) is the height at which the curve begins.
+    Of a `PrivacyBudget`: what each run costs alone, and what all cost together, which is less than their sum. Of a run
+    that asks the table in each iteration: eps from iteration to iteration, as planned, and how much has been released
+    by now; what comes before the first iteration (a preparation) is the height at which the curve begins. Of one that
+    asks before the first iteration only, as the default does: the share of rho that each kind of release has.
 
     :param of: a `PrivacyBudget`, or `mcmc.privacy`.
     :param ax: where to draw; default a figure of its own.
@@ -285,8 +295,11 @@ def plot_budget(of: "PrivacyReport | PrivacyBudget", ax: "Axes | None" = None) -
     """
     if isinstance(of, PrivacyBudget):
         return _draw_charges(of, ax)
+    _require(of, "private", f"a PrivacyBudget, or of {_OF_REPORT}")
     if not of.private:
         raise ValueError("a run without noise has no budget to draw")
+    if not any(name in _OF_CHAINS for name in of.kinds):
+        return _draw_shares(of, ax)
     (axes,) = _axes(ax, 1, 5.4, 4.2)
     iterations = np.unique(np.linspace(0, of.num_iterations, 25).astype(int))
     spent = []
@@ -300,9 +313,27 @@ def plot_budget(of: "PrivacyReport | PrivacyBudget", ax: "Axes | None" = None) -
     axes.axhline(of.eps_spent, color=_COLOURS[2], linewidth=1.2, linestyle="--", label="released so far")
     axes.set(xlim=(0, of.num_iterations), ylim=(0, 1.15 * of.eps), xlabel="iterations of each chain")
     axes.set_ylabel(f"eps at delta {of.delta:.2g}")
-    walks = any(name in _OF_CHAINS for name in of.kinds)
-    when = "" if walks else ": all is released before the first iteration"
-    return _finish(axes, f"{of.kernel}, {of.num_chains} chain(s){when}", loc="lower right")
+    return _finish(axes, f"{of.kernel}, {of.num_chains} chain(s)", loc="lower right")
+
+
+def _draw_shares(report: "PrivacyReport", ax: Any) -> "Axes":
+    names = list(report.kinds)
+    costs = np.array(
+        [
+            sum(count * (mechanism.rho or 0.0) for mechanism, count in flat_releases({name: kind}))
+            for name, kind in report.kinds.items()
+        ]
+    )
+    (axes,) = _axes(ax, 1, 5.4, max(2.4, 1.4 + 0.3 * len(names)))
+    shares = 100 * costs / np.sum(costs)
+    bars = axes.barh(range(len(names)), shares, color=_COLOURS[1], height=0.6)
+    axes.bar_label(bars, fmt="%.2g%%", padding=3, fontsize=8.5)
+    axes.set_yticks(range(len(names)), names, fontsize=8.5)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set(xlim=(0, 1.15 * np.max(shares)), xlabel="share of rho, %")
+    title = f"{report.kernel}: what eps {report.eps:g} was spent on, before the first iteration"
+    axes.set_title(title, fontsize=10, loc="left")
+    return axes
 
 
 def _draw_charges(budget: PrivacyBudget, ax: Any) -> "Axes":
@@ -331,6 +362,7 @@ def plot_noise(mcmc: Any, ax: "Axes | None" = None) -> "Axes":
     :param ax: where to draw; default a figure of its own.
     :raises ValueError: if that field was not collected, or the kernel has no noisy log ratio.
     """
+    _require(mcmc, "privacy", "a run: give the numpyro_dp.MCMC")
     kinds = [kind for name, kind in mcmc.privacy.kinds.items() if name in ("ratio", "statistics")]
     if not kinds or isinstance(kinds[0].mechanisms[0], LogisticBit | BarkerBatch):
         raise ValueError(
@@ -359,6 +391,13 @@ def plot_noise(mcmc: Any, ax: "Axes | None" = None) -> "Axes":
     return _finish(axes, "Acceptance under privacy noise")
 
 
+def _require(given: Any, attribute: str, of: str) -> None:
+    """:raises TypeError: if a picture is asked for of another thing."""
+    if not hasattr(given, attribute):
+        raise TypeError(f"this picture is of {of}, got a {type(given).__name__}")
+
+
+_OF_REPORT = "a run's report: give mcmc.privacy"
 _OF_CHAINS = ("ratio", "grad", "statistics")
 """Kinds of release that chains make, iteration by iteration; preparations make the others before."""
 

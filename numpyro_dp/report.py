@@ -15,6 +15,9 @@ from numpyro_dp.privacy.ledger import Releases, flat_releases
 from numpyro_dp.privacy.mechanisms import Mechanism
 from numpyro_dp.statements import round_up, some_of
 
+_BRIEF = ("guarantee", "but", "spent", "private", "public", "also reads", "little about", "left out", "verdict")
+_LARGE_EPS = 10.0
+
 
 class PosteriorWarning(UserWarning):
     """Released numbers do not vouch for a posterior. Privacy is not concerned: `mcmc.privacy.posterior` says why."""
@@ -176,6 +179,20 @@ class PrivacyReport:
             f"{relation[self.neighboring_relation]} {self.unit}"
         )
 
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """Why a guarantee with these numbers promises little; empty for usual ones."""
+        found = []
+        if self.private and self.eps > _LARGE_EPS:
+            odds = f"e^{self.eps:.3g}" if self.eps > 30 else f"{math.exp(self.eps):.2g}"
+            found.append(f"eps = {self.eps:g} promises next to nothing: odds of {odds} to 1 to tell two tables apart")
+        if self.private and self.num_rows is not None and self.delta * self.num_rows > 1:
+            found.append(
+                f"delta = {self.delta:g} is above 1 / n: who publishes one row in {1 / self.delta:.3g}, at random, "
+                "passes for private as well. Without `delta` it is 0.1 / n"
+            )
+        return tuple(found)
+
     def methods(self) -> str:
         """A paragraph for the methods section of a paper; see `numpyro_dp.statements`."""
         return statements.methods(self, version("numpyro_dp"))
@@ -188,7 +205,7 @@ class PrivacyReport:
         """What there is to say, each with what it is about."""
         size = f"n = {self.num_rows}" if self.num_rows is not None else "n is private"
         covered = f"{self.num_chains} chain(s) of {self.num_iterations} iterations, warmup included; {size}"
-        lines = [("guarantee", self.guarantee()), ("covers", covered)]
+        lines = [("guarantee", self.guarantee()), *(("but", caution) for caution in self.cautions), ("covers", covered)]
         if self.private:
             rho = f"; rho {round_up(self.rho, 6)}" if self.rho else ""
             spent = f"eps {self.eps_spent:.6g} so far (bookkeeping; the guarantee is the line above)"
@@ -211,13 +228,20 @@ class PrivacyReport:
         return [*lines, ("verdict", self.posterior.verdict())]
 
     def __str__(self) -> str:
-        lines = [f"Privacy of this {self.kernel} run", *(f"  {about:<12} {text}" for about, text in self._lines())]
-        return "\n".join(textwrap.fill(line, 110, subsequent_indent=" " * 15) for line in lines)
+        return self._text(self._lines())
+
+    def brief(self) -> str:
+        """What to read of it after each run: not what was released, and what the guarantee rests on."""
+        return self._text([line for line in self._lines() if line[0] in _BRIEF], "; print(mcmc.privacy) says more")
+
+    def _text(self, lines: Sequence[tuple[str, str]], more: str = "") -> str:
+        text = [f"Privacy of this {self.kernel} run{more}", *(f"  {about:<12} {what}" for about, what in lines)]
+        return "\n".join(textwrap.fill(line, 110, subsequent_indent=" " * 15) for line in text)
 
     def _repr_html_(self) -> str:
         """In a notebook: guarantee and verdict, and the rest on demand."""
         lines = self._lines()
-        first = [line for line in lines if line[0] in ("guarantee", "verdict")]
+        first = [line for line in lines if line[0] in ("guarantee", "but", "verdict")]
         rest = [line for line in lines if line not in first]
         title = html.escape(f"Privacy of this {self.kernel} run")
         return f"<b>{title}</b>{_table(first)}<details><summary>what it rests on</summary>{_table(rest)}</details>"

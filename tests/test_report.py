@@ -39,6 +39,38 @@ def test_a_notebook_shows_what_print_says():
     assert text.startswith("Privacy of this DPPenalty run\n  guarantee    (1, 0.002)-differentially private")
 
 
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        ({}, []),
+        ({"eps": 10.0, "delta": 1 / 50}, []),
+        ({"eps": 12.0}, ["eps = 12 promises next to nothing: odds of 1.6e+05 to 1"]),
+        ({"eps": 1000.0}, ["eps = 1000 promises next to nothing: odds of e^1e+03 to 1"]),
+        ({"delta": 0.1}, ["delta = 0.1 is above 1 / n: who publishes one row in 10, at random, passes"]),
+        ({"delta": 0.1, "num_rows": None}, []),  # n is private
+        ({"eps": float("inf"), "delta": 0.1}, []),  # there is no guarantee to be cautious of
+    ],
+)
+@pytest.mark.parametrize("report", ["replace_one"], indirect=True)
+def test_a_guarantee_that_promises_little_says_so(report, numbers, says):
+    found = dataclasses.replace(report, **numbers)
+    assert len(found.cautions) == len(says)
+    for caution, part in zip(found.cautions, says, strict=True):
+        assert caution.startswith(part)
+    for text in (found.brief(), str(found)):
+        assert text.count("\n  but  ") == len(says)
+
+
+@pytest.mark.parametrize("report", ["replace_one"], indirect=True)
+def test_after_each_run_the_main_lines_are_read(report):
+    brief, text = report.brief(), str(report)
+    first, *lines = brief.splitlines()
+    assert first == "Privacy of this DPPenalty run; print(mcmc.privacy) says more"
+    assert set(lines) < set(text.splitlines())
+    shown = [line.split()[0] for line in lines if line[2] != " "]
+    assert shown == ["guarantee", "spent", "private", "public", "verdict"]
+
+
 @pytest.fixture(
     scope="module",
     params=some_every_day(["replace_one", "add_or_remove_one", "zero_out", "inf"], ["add_or_remove_one", "inf"]),

@@ -296,7 +296,8 @@ class FormulaModel:
         outcome ``observed`` tells of both.
 
         :param data: a pandas, Polars or Arrow table, or a mapping from names to arrays.
-        :raises ValueError: if a column is missing or of another length, or if the outcome is of texts without `levels`.
+        :raises ValueError: if a column is missing or of another length, or if the outcome is of texts or
+            categories without `levels`.
         """
         has_outcome = self._outcome.column in names_of(data)
         if has_outcome:
@@ -335,8 +336,10 @@ class FormulaModel:
         if isinstance(self._public.get(column), Levels):
             return
         levels = f"`levels={{{column!r}: ['no', 'yes']}}` (the second counts as 1)"
-        if kind.startswith(("<u", "str", "large_string")):
-            raise ValueError(f"the outcome {column!r} is a column of texts: say which there are, {levels}")
+        of_texts = kind.startswith(("<u", "str", "large_string"))
+        if of_texts or kind.startswith(("categor", "enum", "dictionary")):
+            what = "texts" if of_texts else "categories"
+            raise ValueError(f"the outcome {column!r} is a column of {what}: say which there are, {levels}")
         if kind == "object":
             warnings.warn(
                 f"the outcome {column!r} is a column of objects. Texts among them say nothing, and cost as much: "

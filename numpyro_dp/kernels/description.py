@@ -98,11 +98,6 @@ def _assumptions(kernel: "DPKernel", plan: Plan) -> tuple[str, ...]:
         "the private rows",
         "the table, the console and this process's memory stay with the curator",
     ]
-    if plan.num_rows is not None and plan.private and plan.delta * plan.num_rows > 1:
-        found.append(
-            f"delta = {plan.delta:g} is above 1 / n: who publishes one row in {1 / plan.delta:.3g}, at random, passes "
-            "for private as well. Without `delta` it is 0.1 / n"
-        )
     found += [kernel.describe_missing(), kernel.describe_exactness()]
     if settings.is_tempered:
         power = f"{settings.power:g}" if settings.n0 is None else f"n0 / n = {settings.n0:g} / n"

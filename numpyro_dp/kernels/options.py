@@ -69,6 +69,15 @@ class MetropolisOptions(KernelOptions, total=False):
     target_accept_prob: float
 
 
+OF_PLAIN_SAMPLERS = (
+    "owners",
+    "inverse_mass_matrix",
+    "dense_mass",
+    "adapt_mass_matrix",
+    "target_accept_prob",
+    "adapt_step_size",
+)
+"""Options for samplers without preparation."""
 _OF_NUTS = {"max_tree_depth", "find_heuristic_step_size", "forward_mode_differentiation", "regularize_mass_matrix"}
 
 Options = TypeVar("Options", bound=Mapping[str, Any])
@@ -89,8 +98,11 @@ def only(kind: type, options: Options) -> Options:
         hint = f"Did you mean {near[0]}? " if near else ""
         if _OF_NUTS.intersection(unknown):
             hint = "NumPyro's NUTS has it. DPHMC runs NUTS on what was released, with its own settings: leave it out. "
+        plain = [name for name in known if name in OF_PLAIN_SAMPLERS]
+        others = f"; and, for samplers without preparation, {', '.join(plain)}" if plain else ""
         raise TypeError(
-            f"this kernel has no argument {', '.join(unknown)}. {hint}Beside its own there are {', '.join(known)}"
+            f"this kernel has no argument {', '.join(unknown)}. {hint}Beside its own there are "
+            f"{', '.join(name for name in known if name not in plain)}{others}"
         )
     return options
 

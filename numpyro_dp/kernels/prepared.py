@@ -23,6 +23,7 @@ from numpyro_dp.chain.algorithm import Algorithm
 from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.chain.worth import TYPICAL_CLIP, tight_slope
 from numpyro_dp.kernels.base import DPKernel
+from numpyro_dp.kernels.options import OF_PLAIN_SAMPLERS
 from numpyro_dp.kernels.state import DPState
 from numpyro_dp.model.arguments import PublicArguments
 from numpyro_dp.model.coordinates import Cut, find_cut
@@ -734,6 +735,5 @@ def prepare_own_chain(prepare: Preparation | bool, eps: float | None, plain: Map
 
 def without_preparation(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the options that are for a sampler without preparation; None where they are left at their defaults."""
-    names = ("owners", "inverse_mass_matrix", "dense_mass", "adapt_mass_matrix", "target_accept_prob")
-    given = {name: options.get(name) for name in names}
+    given = {name: options.get(name) for name in OF_PLAIN_SAMPLERS}
     return given | {"adapt_step_size": True if options.get("adapt_step_size") is False else None}

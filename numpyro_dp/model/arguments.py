@@ -181,8 +181,8 @@ def argument_problems(named: list[Argument], args: tuple, kwargs: dict) -> Itera
                 yield f"argument '{name}' is a {kind}, which may hold rows and would be public: pass an array"
             elif shape_of(leaf):
                 yield (
-                    f"argument '{name}' is a {kind}: pass a NumPy or JAX array (for pandas, `{name}.to_numpy()`; for "
-                    f"texts, `pandas.factorize({name})[0]`)"
+                    f"argument '{name}' is a {kind}: pass a NumPy or JAX array (for pandas, `{name}.to_numpy()`; "
+                    f"{_codes(name)})"
                 )
             elif not (callable(leaf) or isinstance(leaf, jax.Array)) and any(map(is_array, _attributes(leaf))):
                 yield (
@@ -201,11 +201,16 @@ def argument_problems(named: list[Argument], args: tuple, kwargs: dict) -> Itera
             )
         elif not _is_numeric(argument.dtype):
             yield (
-                f"argument '{name}' has dtype {argument.dtype}: encode it as numbers before the model sees it "
-                f"(`pandas.factorize({name})[0]` does, by the order in which texts come)"
+                f"argument '{name}' has dtype {argument.dtype}: encode it as numbers before the model sees it (of "
+                f"numbers, or of true and false, `{name}.astype(float)`; {_codes(name)})"
             )
         elif argument.length == 0:
             yield f"argument '{name}' has no rows: its shape is {argument.shape}"
+
+
+def _codes(name: str) -> str:
+    """Codes that do not depend on which rows there are, nor on their order."""
+    return f"of texts, codes in an order that you fix, `pandas.Categorical({name}, ['no', 'yes']).codes`"
 
 
 def _attributes(leaf: Any) -> Iterable[Any]:

@@ -89,7 +89,11 @@ def explained_errors(arguments: Sequence[Argument], lists: Sequence[str]) -> Ite
         if lists:
             raise UnsupportedModelError(lists) from None
         shapes = ", ".join(f"'{a.name}' {a.shape}" for a in arguments if a.shape is not None)
-        error.add_note(f"numpyro_dp was tracing the model{describe_place(error)}; its array arguments are {shapes}")
+        lengths = {a.length for a in arguments if a.shape}
+        odd = ". Their lengths differ: does one of them lack rows?" if len(lengths - {1}) > 1 else ""
+        error.add_note(
+            f"numpyro_dp was tracing the model{describe_place(error)}; its array arguments are {shapes}{odd}"
+        )
         raise
 
 

@@ -200,6 +200,10 @@ _SILENT_ROWS = (
     "Among them would be rows that say nothing, if there are any: with a missing value (NaN: mask them), an outcome "
     "outside of the law's support (1 and 2 for no and yes), or a value outside of a formula's `ranges` or `levels`. "
 )
+_MOST_ROWS = (
+    "These are most of the rows: look first whether the outcome is coded as the model has it (0 and 1), and whether a "
+    "formula's `levels` are spelt, and its `ranges` measured, as in the table. "
+)
 
 
 def reasons(check: Check) -> list[str]:
@@ -222,9 +226,10 @@ def reasons(check: Check) -> list[str]:
     ]
     for what, share, noise, clear in surprises:
         if share is not None and abs(share) > max(clear * noise, MOST_SURPRISING) and (share > 0 or what == "clipped"):
+            silent = _MOST_ROWS if share > 0.5 else _SILENT_ROWS if share > 0 else ""
             found.append(
                 f"the rows are not as the model says: {abs(share):.1%} {'more' if share > 0 else 'fewer'} of them than "
-                f"it expects are {what} (noise of that count {noise:.1%}). {_SILENT_ROWS if share > 0 else ''}What the "
+                f"it expects are {what} (noise of that count {noise:.1%}). {silent}What the "
                 "clip takes moves the posterior, scales and intervals above all. A law with other tails (Student's t, "
                 "a negative binomial) or a missing covariate would help"
             )

@@ -379,12 +379,16 @@ def test_levels_may_have_any_printable_characters():
     ("kind", "told"),
     [
         ("U3", pytest.raises(ValueError, match="column of texts: say which there are, `levels=")),
+        ("category", pytest.raises(ValueError, match="column of categories: say which there are, `levels=")),
         (object, pytest.warns(UserWarning, match="column of objects.* say which there are, `levels=")),
     ],
 )
 def test_an_outcome_of_texts_needs_levels_before_anything_is_paid(kind, told):
     """By the type alone: what the values are may follow from one row."""
-    table = {"age": np.linspace(20, 80, 40), "out": np.where(np.arange(40) % 2, "yes", "no").astype(kind)}
+    import pandas as pd
+
+    out = pd.Series(np.where(np.arange(40) % 2, "yes", "no"))
+    table = {"age": np.linspace(20, 80, 40), "out": out.astype(kind) if kind == "category" else out.to_numpy(kind)}
     with told:
         FormulaModel("out ~ age", "bernoulli", ranges=RANGES).arguments(table)
     FormulaModel("out ~ age", "bernoulli", ranges=RANGES, levels={"out": ["no", "yes"]}).arguments(table)

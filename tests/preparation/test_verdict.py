@@ -118,6 +118,13 @@ def test_a_reason_is_given_with_its_number_and_a_way_out(changes, parts):
     assert not found.endswith(".")
 
 
+@pytest.mark.parametrize(("share", "most"), [(0.49, False), (0.51, True)])
+def test_where_most_rows_say_nothing_their_coding_is_looked_at_first(share, most):
+    (found,) = reasons(WELL._replace(clipped=share))
+    assert ("most of the rows: look first whether the outcome is coded" in found) == most
+    assert ("a value outside of a formula's `ranges`" in found) != most
+
+
 @pytest.mark.parametrize(
     "changes",
     [

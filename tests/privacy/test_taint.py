@@ -240,6 +240,7 @@ METHODS = {
         "to_registry": "called",
         "methods": "called",
         "guarantee": "called",
+        "brief": "called",
         "eps_at": "called",
     },
     PrivacyBudget: {

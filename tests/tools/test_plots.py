@@ -5,8 +5,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from numpyro_dp import PrivacyBudget
-from numpyro_dp.plots import plot_audit, plot_budget, plot_posteriors
+from numpyro_dp import PrivacyBudget, plan
+from numpyro_dp.plots import (
+    plot_audit,
+    plot_budget,
+    plot_label,
+    plot_noise,
+    plot_plan,
+    plot_posteriors,
+    plot_privacy,
+    plot_rehearsal,
+)
 from numpyro_dp.privacy.ledger import Plan, Releases
 from numpyro_dp.privacy.mechanisms import Gaussian
 from numpyro_dp.tools.auditing import AuditResult
@@ -78,6 +87,47 @@ def test_a_budget_is_drawn_run_by_run(tmp_path):
     assert widths[:2] == [1.0, 1.0]
     assert widths[2] == budget.eps_spent < 2.0
     assert axes.get_xlim()[1] > 3.0
+
+
+def test_of_a_run_that_asks_before_its_first_iteration_shares_are_drawn():
+    kinds = {
+        "scales": Releases((Gaussian(2.0),), (1,)),
+        "last release": Releases((Gaussian(4.0), Gaussian(1.0)), (4, 2)),
+    }
+    report = SimpleNamespace(private=True, kinds=kinds, eps=3.0, kernel="DPHMC")
+    axes = plot_budget(report)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["scales", "last release"]
+    np.testing.assert_allclose([bar.get_width() for bar in axes.patches], [100 / 10, 100 * 9 / 10])  # rho / (1/8 + 9/8)
+    assert axes.get_title(loc="left") == "DPHMC: what eps 3 was spent on, before the first iteration"
+
+
+def test_an_error_beyond_the_frame_is_marked_as_such():
+    for rows, beyond in ((100_000, False), (200, True)):
+        left, _ = plan(n=rows, d=6, eps=1.0).plot()
+        highest = left.get_ylim()[1]
+        labels = [text.get_text() for text in left.get_legend().get_texts()]
+        assert (f"above {highest:g}" in labels) == beyond
+        drawn = [line for line in left.lines if len(line.get_xdata()) == 1]
+        assert all(line.get_ydata()[0] < highest for line in drawn)
+        assert any(line.get_marker() == "^" for line in drawn) == beyond
+
+
+@pytest.mark.parametrize(
+    ("draw", "what"),
+    [
+        (plot_audit, "an audit: give what numpyro_dp.audit returns"),
+        (plot_plan, "a plan: give what numpyro_dp.plan returns"),
+        (plot_rehearsal, "a rehearsal: give what numpyro_dp.rehearse returns"),
+        (plot_privacy, "a run's report: give mcmc.privacy"),
+        (plot_label, "a run's report: give mcmc.privacy"),
+        (plot_budget, "a PrivacyBudget, or of a run's report: give mcmc.privacy"),
+        (plot_noise, "a run: give the numpyro_dp.MCMC"),
+    ],
+)
+def test_another_thing_than_what_is_drawn_is_refused_with_where_to_get_it(draw, what):
+    with pytest.raises(TypeError, match=f"this picture is of {what}, got a dict"):
+        draw({})
+    assert not plt.get_fignums()
 
 
 def test_a_run_without_noise_has_no_budget_to_draw():
