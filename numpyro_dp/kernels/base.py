@@ -29,12 +29,12 @@ from numpyro_dp.kernels.options import require_budget_type
 from numpyro_dp.kernels.settings import Settings, is_plain
 from numpyro_dp.kernels.state import (
     DPState,
+    batched_with,
     flat_mass_matrix,
     initial_params,
     origin_of,
     require_fields,
     require_init_params,
-    witness_of,
 )
 from numpyro_dp.model.arguments import PublicArguments, is_streamed, placeholder_rows, quote
 from numpyro_dp.model.marginal import doubts_of_latents, with_rule
@@ -654,7 +654,7 @@ class DPKernel(MCMCKernel, Algorithm):
             batches=self._settings.batches,
             owners=self._settings.owners,
             num_rows=num_rows,
-            witness=witness_of((state._replace(rng_key=None), traced)),
+            batched=batched_with((state._replace(rng_key=None), traced)),
             nonce_key=nonce_key,
             origin=state.origin,
             i=state.i,

@@ -39,6 +39,7 @@ from numpyro_dp.preparation.chains import (
     shape_of_carry,
     surrogate_chain,
 )
+from numpyro_dp.preparation.discontinuities import find_discontinuities
 from numpyro_dp.preparation.frames import NormalPrior, as_wide_as_the_posterior, place_of, rough_normal
 from numpyro_dp.preparation.fund import RESERVE, Fund, Wish, tell
 from numpyro_dp.preparation.last_release import last_releases, recentred
@@ -47,7 +48,6 @@ from numpyro_dp.preparation.row_scores import has_kinks
 from numpyro_dp.preparation.row_slopes import SLOPE_GRID, find_slope
 from numpyro_dp.preparation.search import Found, search
 from numpyro_dp.preparation.start import start_near
-from numpyro_dp.preparation.steps import find_steps
 from numpyro_dp.preparation.survey import Survey, is_centred
 from numpyro_dp.preparation.verdict import FIT_SHARE, by_coordinate, check, find_mirror, reasons, uninformed, widths
 from numpyro_dp.privacy.accounting import gaussian_rho, noise_multiplier_for
@@ -625,11 +625,11 @@ def _advice_on_units(separated: SeparableModel) -> str:
 def _steps(
     cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict, phi_draws: np.ndarray, prior: NormalPrior
 ) -> list[str]:
-    """`find_steps` on synthetic rows, of the model as it is row by row."""
+    """`find_discontinuities` on synthetic rows, of the model as it is row by row."""
     if not cut.has_thresholds:
         return []
     cut, rows = _row_by_row(cut, separated, args, kwargs)
-    return find_steps(cut.row_log_density, rows, cut.names, phi_draws[:4], np.sqrt(np.diag(prior.covariance)))
+    return find_discontinuities(cut.row_log_density, rows, cut.names, phi_draws[:4], np.sqrt(np.diag(prior.covariance)))
 
 
 def _has_kinks(cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict, z_draws: np.ndarray) -> bool:

@@ -163,7 +163,7 @@ def origin_of(z: jax.Array, num_warmup: int) -> jax.Array:
     return random.key_data(lax.scan(lambda key, word: (random.fold_in(key, word), None), key, words)[0])
 
 
-def witness_of(tree: Any) -> jax.Array:
+def batched_with(tree: Any) -> jax.Array:
     """A number of every array that a step depends on; see `ask_ledger`. Nobody reads it."""
     leaves = jax.tree.leaves(tree)
     return jnp.concatenate([jnp.ravel(leaf[:1] if leaf.ndim else leaf)[:1].astype(jnp.float32) for leaf in leaves])

@@ -6,7 +6,7 @@ shapes, dtypes and the model's code only. All problems are reported in one `Unsu
 
 The stages of the check have modules of their own: `numpyro_dp.model.arguments` (names, and what is refused on sight),
 `numpyro_dp.model.outside` (what the model reads besides its arguments), `numpyro_dp.model.tracing` (the model run on
-shapes alone), `numpyro_dp.model.separability` (what a row is, and the reasons to refuse that shapes show) and
+shapes alone), `numpyro_dp.model.coupling` (what a row is, and the reasons to refuse that shapes show) and
 `numpyro_dp.model.synthetic` (the comparison on synthetic rows), in the order of `separate`. Where the number of rows is
 private, `numpyro_dp.model.standins` keeps it from all of them.
 """
@@ -23,9 +23,7 @@ from numpyro_dp.model.arguments import (
     quote,
     raise_if,
 )
-from numpyro_dp.model.marginal import find_latents
-from numpyro_dp.model.outside import Outside, iterator_problems, listed, read_outside
-from numpyro_dp.model.separability import (
+from numpyro_dp.model.coupling import (
     classify_arguments,
     closed_over_problems,
     derivative_problems,
@@ -39,6 +37,8 @@ from numpyro_dp.model.separability import (
     site_problems,
     sites_to_drop,
 )
+from numpyro_dp.model.marginal import find_latents
+from numpyro_dp.model.outside import Outside, iterator_problems, listed, read_outside
 from numpyro_dp.model.separable import SeparableModel
 from numpyro_dp.model.standins import stand_ins, without_length
 from numpyro_dp.model.synthetic import check_on_synthetic_rows

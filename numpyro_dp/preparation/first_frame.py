@@ -69,7 +69,7 @@ def first_frame(
 
     found, is_group = bounds > 1.5 * LEAST_SCALE, kinds.sum(1) > 1
     draw = fund.ask(row_counts=Wish(_MET_SHARE * whole, 1, (survey.size,)))["row_counts"]
-    met = survey.met(draw, frame, np.where(found, _MET * bounds, LEAST_SCALE) @ kinds)
+    met = survey.row_counts(draw, frame, np.where(found, _MET * bounds, LEAST_SCALE) @ kinds)
     unclipped = SCORE_ROOM * typical_norm(survey.size, counted)
     are_few = met < min(_FEW, _FEW_OF_MANY / survey.size) * n
     of_groups = np.where(are_few & (met > of_group), (bounds * (found & is_group)) @ kinds, 0)

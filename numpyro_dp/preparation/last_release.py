@@ -14,8 +14,8 @@ import numpy as np
 
 from numpyro_dp.preparation.frames import SCORE_ROOM, Frame, NormalPrior, typical_norm, within_reason
 from numpyro_dp.preparation.fund import Fund, Wish
+from numpyro_dp.preparation.long_rows import LONG_ROWS_SHARE, LongRows, count_long_rows
 from numpyro_dp.preparation.search import Found, noise_edge
-from numpyro_dp.preparation.surprises import SURPRISE_SHARE, Surprises, count_surprises
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.survey import LAST_BOUND_GRID, Bounds, Derivatives, Survey
 
@@ -247,7 +247,7 @@ def information_share(bounds: Bounds, size: int, num_rows: float, rho: float) ->
 def last_releases(
     survey: Survey, found: Found, prior: NormalPrior, fund: Fund, rho: float
 ) -> tuple[Found, list[Surrogate], list[LastRelease], NormalPrior]:
-    """What was found, with the surprises where the last release was made; after each stage the surrogate that is made
+    """What was found, with the long rows where the last release was made; after each stage the surrogate that is made
     of all so far; the stages; and the prior that frames were made by.
 
     What the search released near its end is a part of it, where what the clip takes is given back.
@@ -269,18 +269,18 @@ def last_releases(
 
     before = [released(here.frame, here.bounds, here.found) for here in found.near] if survey.centres else []
 
-    def release(price: float, frame: Frame, surprises: Surprises, misfit: float = 0.0, least: float = 0.0) -> None:
+    def release(price: float, frame: Frame, long_rows: LongRows, misfit: float = 0.0, least: float = 0.0) -> None:
         bounds, price = last_bounds(survey, frame, prior, n, price, fund, found.room, misfit)
-        bounds = bounds._replace(score=max(float(bounds.score), max(least, surprises.bound) * typical_norm(m, counted)))
+        bounds = bounds._replace(score=max(float(bounds.score), max(least, long_rows.bound) * typical_norm(m, counted)))
         share = information_share(bounds, m, counted, price)
         draw = fund.ask(last_release=Wish(price, 1, (survey.derivative_numbers,)))["last_release"]
         stages.append(released(frame, bounds, survey.derivatives(draw, frame, bounds, share, n), misfit or 1.0))
         # What tighter bounds have taken of surprising rows is missing from earlier releases.
-        earlier = [*before, *stages[:-1]] if surprises.bound <= found.surprises.bound else []
+        earlier = [*before, *stages[:-1]] if long_rows.bound <= found.long_rows.bound else []
         surrogates.append(combine(stages[-1], earlier))
 
     for _ in range(MOST_FIRST):
-        release(FIRST_SHARE * rho, frame, found.surprises)
+        release(FIRST_SHARE * rho, frame, found.long_rows)
         rho -= FIRST_SHARE * rho
         of_frames = _with_room(surrogates[-1], prior, is_last=len(stages) == MOST_FIRST)
         widened, prior = of_frames < prior.of_frames, prior._replace(of_frames=of_frames)
@@ -292,7 +292,7 @@ def last_releases(
     usual = stages[-1].misfit - misfit_of(_WIDE, counted, _informed(frame, prior))
     if usual * _BLIND > _WIDE * math.sqrt(2 * m / (counted * _WIDE_SHARE * rho)):
         guide = combine(stages[-1]._replace(misfit=0.0), [s._replace(misfit=0.0) for s in stages[:-1]])
-        release(_WIDE_SHARE * rho, frame, found.surprises, least=_WIDE)
+        release(_WIDE_SHARE * rho, frame, found.long_rows, least=_WIDE)
         rho -= _WIDE_SHARE * rho
         step, _, noise = way_from(guide, stages[-1]._replace(misfit=0.0), prior)
         misfit = _unusual(step, noise, usual)
@@ -300,13 +300,13 @@ def last_releases(
         stages = [s._replace(misfit=misfit * s.misfit) for s in stages]
         surrogates[-1] = combine(stages[-1], [*before, *stages[:-1]])
         frame = recentred(surrogates[-1], prior)
-    surprises = found.surprises
-    if surprises.bound:  # counted where the search had ended, which they may have led astray
+    long_rows = found.long_rows
+    if long_rows.bound:  # counted where the search had ended, which they may have led astray
         off = float(np.trace(surrogates[-1].score_covariance)) / m
-        surprises = count_surprises(survey, fund, frame, SURPRISE_SHARE * rho, n, off, surprises)
-        rho -= SURPRISE_SHARE * rho
-    release(rho, frame, surprises, misfit)
-    return found._replace(surprises=surprises), surrogates, stages, prior
+        long_rows = count_long_rows(survey, fund, frame, LONG_ROWS_SHARE * rho, n, off, long_rows)
+        rho -= LONG_ROWS_SHARE * rho
+    release(rho, frame, long_rows, misfit)
+    return found._replace(long_rows=long_rows), surrogates, stages, prior
 
 
 def way_from(guide: Surrogate, here: LastRelease, prior: NormalPrior) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -27,7 +27,7 @@ it is 1. So where the number of rows is public, the middle of the two is taken o
 their distance."""
 FEW = 0.45
 """Where the model expects more often than this that a row is longer than some edge, that is due to its covariates: it
-adds nothing to the count of surprises beyond that edge."""
+adds nothing to the count of long rows beyond that edge."""
 
 
 def no_derivatives(error: Exception) -> UnsupportedModelError:
@@ -197,7 +197,7 @@ def _parts(norm: jax.Array, edges: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(norm), found, 0)
 
 
-def row_surprises(cut: Cut, frame: Frame, edges: jax.Array, row: tuple, number: jax.Array) -> jax.Array:
+def row_excesses(cut: Cut, frame: Frame, edges: jax.Array, row: tuple, number: jax.Array) -> jax.Array:
     """How far a row's gradient is beyond each edge (`_parts`), less what the model expects: of mean 0 if it holds.
 
     Each is between ``-FEW`` and 1; all are 0 of a gradient that is not finite, which adds nothing to a score either.

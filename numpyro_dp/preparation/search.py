@@ -25,7 +25,7 @@ import numpy as np
 from numpyro_dp.preparation.first_frame import SPARSE_PRICE, SPARSE_SHARE, first_frame
 from numpyro_dp.preparation.frames import SCORE_ROOM, Frame, NormalPrior, typical_norm, within_reason
 from numpyro_dp.preparation.fund import Fund, Wish
-from numpyro_dp.preparation.surprises import EDGES, SURPRISE_SHARE, Surprises, count_surprises
+from numpyro_dp.preparation.long_rows import EDGES, LONG_ROWS_SHARE, LongRows, count_long_rows
 from numpyro_dp.preparation.survey import BOUND_GRID, Bounds, Derivatives, Survey
 from numpyro_dp.privacy.draws import Draw
 
@@ -149,7 +149,7 @@ class Found(NamedTuple):
     :ivar num_rows: n; with noise where it is private.
     :ivar room: of clip bounds, over those of normal covariates, where a few rows say nearly all.
     :ivar of_frames: of the prior, see `NormalPrior`.
-    :ivar surprises: whether rows are longer than the model expects.
+    :ivar long_rows: whether rows are longer than the model expects.
     """
 
     frame: Frame
@@ -157,13 +157,13 @@ class Found(NamedTuple):
     num_rows: float
     room: float = 1.0
     of_frames: np.ndarray | float = 0.0
-    surprises: Surprises = Surprises()
+    long_rows: LongRows = LongRows()
 
     @property
     def near(self) -> list[Round]:
         """Rounds whose release says as much about the posterior as later ones, for its price."""
         near: list[Round] = []
-        if self.surprises.bound:  # the clip took from them what the last releases leave
+        if self.long_rows.bound:  # the clip took from them what the last releases leave
             return near
         for here in reversed(self.rounds):
             if not (here.is_near and here.noise < _TOLD_NOISE * len(here.step) and here.edge < _TOLD_EDGE):
@@ -209,7 +209,7 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
     usable = None
     affordable = min(_RARE_ROOM, math.sqrt(_AFFORDABLE * survey.power * n * rho / m))
     room = 1.0  # of clip bounds, over those of normal covariates
-    surprises = Surprises()
+    long_rows = LongRows()
     before: Found | None = None  # what was found in a frame in which the clip took most
     worth = 1.0  # of the next round's derivatives, over the cheapest
     while len(rounds) < MOST_ROUNDS:
@@ -230,15 +230,15 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
                 return Found(frame, rounds, n, affordable, of_frames)
             # Again where larger bounds have led. There a scale may have grown, by which the same rows look shorter: all
             # counts together decide whether there are such rows.
-            had = surprises.bound
+            had = long_rows.bound
             if survey.centres:
                 off = 1 + _WIDER * here.noise / m
-                surprises = count_surprises(survey, fund, frame, SURPRISE_SHARE * rho, n, off, surprises)
-            if surprises.bound > 1.01 * room * SCORE_ROOM:
-                room = min(surprises.bound, _ROOMIER * max(room * SCORE_ROOM, EDGES[0])) / SCORE_ROOM
+                long_rows = count_long_rows(survey, fund, frame, LONG_ROWS_SHARE * rho, n, off, long_rows)
+            if long_rows.bound > 1.01 * room * SCORE_ROOM:
+                room = min(long_rows.bound, _ROOMIER * max(room * SCORE_ROOM, EDGES[0])) / SCORE_ROOM
                 worth = max(worth, room**2)
                 continue
-            if had or surprises.bound:
+            if had or long_rows.bound:
                 break
             lost = 1.0
             if survey.centres and affordable >= _LEAST_ROOM:
@@ -250,7 +250,7 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
             frame = frame._replace(whitening=np.asarray(here.frame.whitening) / math.sqrt(lost))
         worth = max(worth * here.worth, 1.0)
     # Where the budget does not carry the search on from there, nobody knows where it is.
-    return before or Found(frame if usable is None else usable, rounds, n, 1.0, of_frames, surprises)
+    return before or Found(frame if usable is None else usable, rounds, n, 1.0, of_frames, long_rows)
 
 
 def _lost(survey: Survey, fund: Fund, here: Round, price: float, n: float) -> float:
@@ -263,7 +263,7 @@ def _lost(survey: Survey, fund: Fund, here: Round, price: float, n: float) -> fl
     m = survey.size
     largest = _LARGEST_ROW * m / (survey.power * n)
     draw = fund.ask(unclipped=Wish(price))["unclipped"]
-    return survey.whole(draw, here.frame, largest) / max(float(np.trace(here.found.information)), m / 2)
+    return survey.unclipped_trace(draw, here.frame, largest) / max(float(np.trace(here.found.information)), m / 2)
 
 
 def _round(

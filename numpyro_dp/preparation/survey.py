@@ -27,9 +27,9 @@ from numpyro_dp.preparation.row_scores import (
     clip_norm,
     no_derivatives,
     plain_scores,
+    row_excesses,
     row_fall,
     row_gradient,
-    row_surprises,
     tangent_distances,
 )
 from numpyro_dp.privacy.draws import Draw
@@ -50,7 +50,7 @@ SCALE_GRID, RARE_GRID = Grid(2.0, 6), Grid(2.0, 5)
 BOUND_GRID = Grid(2.0**0.5, 7)
 LAST_BOUND_GRID = Grid(2.0**0.5, 4)
 CURVE_GRID = Grid(2.0, 5)
-_SURPRISE_MIDDLE, _SURPRISE_HALF = (1 - FEW) / 2, (1 + FEW) / 2
+_LONG_ROWS_MIDDLE, _LONG_ROWS_HALF = (1 - FEW) / 2, (1 + FEW) / 2
 """What is taken off a row's part in these counts, between ``-FEW`` and 1, and how far that then is from 0 at most."""
 
 
@@ -146,11 +146,11 @@ class Survey:
         self._count = target.program(self._count_rows)
         self.kinds = kinds_of(cut.size, cut.apart)
         self._scales = target.program(self._find_scales, static=(2,))
-        self._met = target.program(self._sum_met)
+        self._row_counts = target.program(self._sum_row_counts)
         self._bounds = target.program(self._find_bounds, static=(2,))
         self._derivatives = target.program(self._sum_derivatives)
-        self._whole = target.program(self._sum_whole)
-        self._surprises = target.program(self._sum_surprises)
+        self._unclipped_trace = target.program(self._sum_unclipped_trace)
+        self._long_rows = target.program(self._sum_long_rows)
         self._gains = target.program(self._sum_gains)
         self._fit = target.program(self._sum_fit)
         self._slope = target.program(self._find_slope, static=(2,))
@@ -227,10 +227,10 @@ class Survey:
         found = self._scales(self._target, draws, self._cast(frame), grid, *numbers, jnp.asarray(kinds))
         return np.asarray(found, float)
 
-    def met(self, draw: Draw, frame: Frame, least: np.ndarray) -> np.ndarray:
+    def row_counts(self, draw: Draw, frame: Frame, least: np.ndarray) -> np.ndarray:
         """How many rows have a derivative above `least` by each of the coordinates, shape (m,); with noise."""
-        centre = self._centre_of_met()
-        found = self._met(self._target, draw, self._cast(frame), jnp.asarray(least, self.dtype))
+        centre = self._centre_of_row_counts()
+        found = self._row_counts(self._target, draw, self._cast(frame), jnp.asarray(least, self.dtype))
         return np.asarray(found.value, float) + centre * (self._target.num_rows if centre.any() else 0)
 
     def bounds(
@@ -267,16 +267,16 @@ class Survey:
         left = without_apart(information, information_scale, np.asarray(frame.whitening, float), self.cut.apart)
         return Derivatives(score, units[0] * scale, *left, answer)
 
-    def whole(self, draw: Draw, frame: Frame, largest: float) -> float:
+    def unclipped_trace(self, draw: Draw, frame: Frame, largest: float) -> float:
         """Trace of the information that the rows would have if no gradient were clipped, tempered; with noise.
 
         :param largest: what one row counts for at most.
         """
         bound = jnp.asarray(jnp.inf, self.dtype)
-        found = self._whole(self._target, draw, self._cast(frame), bound, jnp.asarray(largest, self.dtype))
+        found = self._unclipped_trace(self._target, draw, self._cast(frame), bound, jnp.asarray(largest, self.dtype))
         return self.power * largest * float(found.value)
 
-    def surprises(self, draw: Draw, frame: Frame, edges: np.ndarray) -> tuple[np.ndarray, float]:
+    def long_rows(self, draw: Draw, frame: Frame, edges: np.ndarray) -> tuple[np.ndarray, float]:
         """How many rows' gradients are longer than each edge, less those that the model expects; where that tells.
 
         A row that lies between two edges counts for the part of the way that it has gone.
@@ -284,9 +284,9 @@ class Survey:
         :param edges: increasing, shape (k + 1,).
         :return: (k,), and the standard deviation of the noise in each.
         """
-        found = self._surprises(self._target, draw, self._cast(frame), jnp.asarray(edges, self.dtype))
-        counts = _SURPRISE_HALF * np.asarray(found.value, float) + _SURPRISE_MIDDLE * self._target.num_rows
-        return counts, _SURPRISE_HALF * float(found.scale)
+        found = self._long_rows(self._target, draw, self._cast(frame), jnp.asarray(edges, self.dtype))
+        counts = _LONG_ROWS_HALF * np.asarray(found.value, float) + _LONG_ROWS_MIDDLE * self._target.num_rows
+        return counts, _LONG_ROWS_HALF * float(found.scale)
 
     def gains(self, draw: Draw, start: np.ndarray, ends: np.ndarray, bounds: np.ndarray) -> tuple:
         """How much the log likelihood rises from `start` to each of `ends`, one release for all of them.
@@ -394,13 +394,13 @@ class Survey:
 
         return target.find_bounds(draws, of_kinds, grid, smallest, threshold, self.size)
 
-    def _centre_of_met(self) -> np.ndarray:
+    def _centre_of_row_counts(self) -> np.ndarray:
         """What is taken off each row's part: the middle, but of kinds of which a row has one coordinate."""
         alone = self.kinds[self.kinds.sum(1) == 1].any(0)
         return 0.5 * alone if self._target.has_public_size else np.zeros(self.size)
 
-    def _sum_met(self, target, draw, frame, least) -> Released:
-        centre = self._centre_of_met()
+    def _sum_row_counts(self, target, draw, frame, least) -> Released:
+        centre = self._centre_of_row_counts()
         # Of each kind a row has one coordinate, or its single one.
         norm = math.sqrt(sum(centre[kind].max() ** 2 or 1.0 for kind in self.kinds))
 
@@ -438,7 +438,7 @@ class Survey:
         width = self.size**2 + self.size * CENTRE_DRAWS
         return self._numbered(target).release_sum(draw, both, ROOM, width, may_loop=self.centres)
 
-    def _sum_whole(self, target, draw, frame, bound, largest) -> Released:
+    def _sum_unclipped_trace(self, target, draw, frame, bound, largest) -> Released:
         scores = self._row_scores(frame, bound)
 
         def share(row: tuple) -> jax.Array:
@@ -446,11 +446,11 @@ class Survey:
 
         return self._numbered(target).release_sum(draw, share, ROOM, may_loop=self.centres)
 
-    def _sum_surprises(self, target, draw, frame, edges) -> Released:
+    def _sum_long_rows(self, target, draw, frame, edges) -> Released:
         k = edges.shape[0] - 1
 
         def parts(row: tuple) -> jax.Array:
-            return (row_surprises(self.cut, frame, edges, row[:-1], row[-1][0]) - _SURPRISE_MIDDLE) / _SURPRISE_HALF
+            return (row_excesses(self.cut, frame, edges, row[:-1], row[-1][0]) - _LONG_ROWS_MIDDLE) / _LONG_ROWS_HALF
 
         width = self.size * (CENTRE_DRAWS + 1)
         return self._numbered(target).release_sum(draw, parts, math.sqrt(k) * ROOM, width, may_loop=True)

@@ -17,8 +17,8 @@ from numpyro_dp.model.symmetry import Symmetry
 from numpyro_dp.preparation.frames import Frame, NormalPrior
 from numpyro_dp.preparation.fund import Fund, Wish
 from numpyro_dp.preparation.last_release import LastRelease, recentred, unresolved, way_from
+from numpyro_dp.preparation.long_rows import EDGES
 from numpyro_dp.preparation.search import Found
-from numpyro_dp.preparation.surprises import EDGES
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.survey import CURVE_GRID, Fit, Survey
 from numpyro_dp.statements import some_of
@@ -109,7 +109,7 @@ def check(
     # Where few rows alone tell of a coordinate, they are clipped more than others: of those the mean says too little.
     surrogate = surrogate._replace(variance=max(variance, 1.0) if np.any(found.of_frames) else variance)
     _, precision = prior.in_frame(surrogate.frame)
-    room = max(found.surprises.bound / float(EDGES[0]), 1.0)
+    room = max(found.long_rows.bound / float(EDGES[0]), 1.0)
     moved, reach = _moved(stages[-1], surrogates[-2], prior)
     return Check(
         has_arrived=found.has_arrived,
@@ -127,7 +127,7 @@ def check(
         curve_noise=fit.curve_scale,
         width=_width(surrogate, precision, frame),
         lost=fit.clipped / n if survey.has_kinks else None,
-        taken=found.surprises.taken / math.hypot(1.0, last.found.score_scale),
+        taken=found.long_rows.taken / math.hypot(1.0, last.found.score_scale),
         room=room if survey.is_open else 1.0,
     ), surrogate
 
@@ -184,7 +184,7 @@ CLEAR = 4.0
 CLEAR_OUTLYING = 2.8
 """Of the count of outlying rows, which says something only if there are more than expected. At n * eps = 10,000, 3% of
 gross outliers are some 4 standard deviations."""
-MOST_SURPRISING = 0.005
+MOST_UNEXPECTED = 0.005
 MOST_LOST, CLEAR_LOST = 0.012, 3.0
 """Chosen on quantile regressions of rows that are no draws of the model's, tables 0 to 2 of `benchmarks/working.py`."""
 MOST_TAKEN = 2.0
@@ -220,12 +220,12 @@ def reasons(check: Check) -> list[str]:
             f"noise may have made {min(check.unresolved, 1.0):.0%} of what is known in some direction of the "
             "parameters. A larger eps, fewer parameters or a narrower prior would help"
         )
-    surprises = [
+    unexpected = [
         ("clipped", check.clipped, check.clipped_noise, CLEAR),
         ("far further out than what it draws", check.outlying, check.outlying_noise, CLEAR_OUTLYING),
     ]
-    for what, share, noise, clear in surprises:
-        if share is not None and abs(share) > max(clear * noise, MOST_SURPRISING) and (share > 0 or what == "clipped"):
+    for what, share, noise, clear in unexpected:
+        if share is not None and abs(share) > max(clear * noise, MOST_UNEXPECTED) and (share > 0 or what == "clipped"):
             silent = _MOST_ROWS if share > 0.5 else _SILENT_ROWS if share > 0 else ""
             found.append(
                 f"the rows are not as the model says: {abs(share):.1%} {'more' if share > 0 else 'fewer'} of them than "

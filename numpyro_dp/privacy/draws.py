@@ -209,7 +209,7 @@ def ask_ledger(
     batches: Batches,
     owners: Any,
     num_rows: int,
-    witness: jax.Array,
+    batched: jax.Array,
     nonce_key: jax.Array,
     origin: jax.Array,
     i: jax.Array,
@@ -222,7 +222,7 @@ def ask_ledger(
 
     :param requests: of each kind, how many releases are made, and the shape of the noise with its slots leading. Slots
         beyond that number are no leave.
-    :param witness: depends on all that `vmap` may batch: without batched operands the ledger would be asked once for
+    :param batched: depends on all that `vmap` may batch: without batched operands the ledger would be asked once for
         all, and its noise be shared.
     :param i: iterations done.
     :param accepted: see `Slots`.
@@ -233,8 +233,8 @@ def ask_ledger(
         shapes = {kind: (shape[0], owners.num_owners, *shape[1:]) for kind, shape in shapes.items()}
     dtype = jnp.result_type(float)
 
-    def host(counts, witness, i, *nonce):
-        del witness  # was needed for tracing only
+    def host(counts, batched, i, *nonce):
+        del batched  # was needed for tracing only
         counts = dict(zip(kinds, np.asarray(counts).tolist(), strict=True))
         asked = {kind: Request(counts[kind], shapes[kind], batches) for kind in kinds}
         nonce_bytes = b"".join(np.asarray(part).tobytes() for part in (*nonce, i))
@@ -245,7 +245,7 @@ def ask_ledger(
     nonce = random.key_data(nonce_key) if jnp.issubdtype(nonce_key.dtype, jax.dtypes.prng_key) else nonce_key
     counts = jnp.stack([jnp.asarray(requests[kind][0], jnp.int32) for kind in kinds])
     granted, drawn = io_callback(
-        host, (jax.ShapeDtypeStruct((), jnp.bool_), expected), counts, witness, i, nonce, origin
+        host, (jax.ShapeDtypeStruct((), jnp.bool_), expected), counts, batched, i, nonce, origin
     )
 
     def draw(k: int, kind: str) -> Draw:

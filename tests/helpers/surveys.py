@@ -167,9 +167,9 @@ class Parabola:
         score, information = self.exact(frame)
         return kinds @ np.sqrt(np.diag(information) / self.n + (score / self.n) ** 2)
 
-    def met(self, draw, frame, least):
+    def row_counts(self, draw, frame, least):
         """All rows tell of all coordinates."""
-        self.asked.append("met")
+        self.asked.append("row_counts")
         noise = math.sqrt(self.size) / 2 * self._noise(draw) * self._rng.normal(size=self.size)
         return self.n + noise
 
@@ -197,13 +197,13 @@ class Parabola:
             scales[1],
         )
 
-    def whole(self, draw, frame, largest):
+    def unclipped_trace(self, draw, frame, largest):
         self.asked.append("whole")
         return self.power * (np.trace(self.exact(frame)[1]) + largest * self._noise(draw) * self._rng.normal())
 
-    def surprises(self, draw, frame, edges):
+    def long_rows(self, draw, frame, edges):
         """No row is longer than the model expects."""
-        self.asked.append("surprises")
+        self.asked.append("long_rows")
         scale = self._noise(draw) * math.sqrt(len(edges) - 1) / 2
         return scale * self._rng.normal(size=len(edges) - 1), scale
 

@@ -195,4 +195,4 @@ def test_what_rows_say_without_the_clip(bad):
     X = np.stack([np.ones(500), age - 55, dose - 50], 1)[len(bad) :]
     p = 1 / (1 + np.exp(-X @ center))
     exact = np.minimum(p * (1 - p) * ((X @ scales) ** 2).sum(1), 0.02).sum()
-    assert begun.survey.whole(draw, Frame(center, scales), 0.02) == pytest.approx(exact, rel=0.01)
+    assert begun.survey.unclipped_trace(draw, Frame(center, scales), 0.02) == pytest.approx(exact, rel=0.01)

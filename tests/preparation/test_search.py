@@ -375,7 +375,7 @@ def test_long_rows_are_counted_where_the_model_tells_how_many_it_expects(centres
     survey = Parabola(PLACE, PRECISION, N, 0, centres=centres)
     found, _ = found_by(survey, 0.1)
     assert found.has_arrived
-    assert ("surprises" in survey.asked) == centres
+    assert ("long_rows" in survey.asked) == centres
 
 
 class Restless(Parabola):
@@ -461,7 +461,7 @@ def test_steps_that_noise_would_make_as_long_are_gone_without_a_look_at_the_line
     found, _ = found_by(survey, 0.1)
     assert survey.asked[:4] == [
         "scales",
-        "met",
+        "row_counts",
         "derivatives",
         "gains",
     ]

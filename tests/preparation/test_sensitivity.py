@@ -54,12 +54,12 @@ SLOPE_GRID = Grid(4.0, 3)
 KINDS = {
     "count": 1,
     "scales": SCALE_GRID.num_counts,
-    "met": 1,
+    "row_counts": 1,
     "bounds": BOUND_GRID.num_counts,
     "last bounds": LAST_BOUND_GRID.num_counts,
     "derivatives": 1,
     "gains": 1,
-    "surprises": 2,
+    "long_rows": 2,
     "fit bound": CURVE_GRID.num_counts,
     "fit": 1,
     "slope": SLOPE_GRID.num_counts,
@@ -97,14 +97,14 @@ def ask_everything(survey, bounds, up):
 
     survey.count(draw())
     survey.scales(led(SCALE_GRID, M), FRAME, SCALE_GRID, 2.0**-26, 1.0, survey.kinds)
-    survey.met(draw(M), FRAME, np.full(M, 0.01))
+    survey.row_counts(draw(M), FRAME, np.full(M, 0.01))
     survey.bounds(led(BOUND_GRID, 2), FRAME, np.array([2.0**-30, 2.0**-26]), 2.0)
     least, most = np.array([2.0**-9, 2.0**-6]), np.array([1.0, 2.0])
     survey.bounds(led(LAST_BOUND_GRID, 2), FRAME, least, most, LAST_BOUND_GRID)
     found = survey.derivatives(of_derivatives(has_kinks=survey.has_kinks), FRAME, Bounds(*bounds), SHARE, 300)
     gains, gains_scale = survey.gains(draw(len(ENDS)), FRAME.center, ENDS, bounds[0] * LINE)
     for least in bounds if survey.centres else ():
-        survey.surprises(draw(3), FRAME, least * 2.0 ** np.arange(4))
+        survey.long_rows(draw(3), FRAME, least * 2.0 ** np.arange(4))
     fit = survey.fit(led(CURVE_GRID), draw(4 + len(POINTS)), FRAME, Bounds(*bounds), POINTS, 2.0**-12, 2.0)
     survey.slope(led(SLOPE_GRID), FRAME, PAIRS, SLOPE_GRID, 2.0**-6, 1.0)
     jax.effects_barrier()
@@ -133,7 +133,7 @@ def largest_moves(survey, recorded, tables, bounds, up):
         recorded.clear()
         released.append(ask_everything(survey, bounds, up))
         sums.append(list(recorded))
-    kinds = KINDS if survey.centres else {kind: number for kind, number in KINDS.items() if kind != "surprises"}
+    kinds = KINDS if survey.centres else {kind: number for kind, number in KINDS.items() if kind != "long_rows"}
     assert len(sums[0]) == len(sums[1]) == sum(kinds.values())
     limit = sensitivity_steps(survey._target.vault._relation)
     moves = [
@@ -202,7 +202,7 @@ def test_the_sensitivity_is_reached(relation, recorded):
     survey, bounds = shared_survey(relation), np.array([1e-3, 1e-3])
     # One that exceeds all bounds, and one that exceeds none.
     moves, _ = largest_moves(survey, recorded, neighbours(relation, LARGE, QUIET), bounds, ALL_UP)
-    for kind in ("scales", "met", "bounds", "last bounds", "fit bound", "slope"):
+    for kind in ("scales", "row_counts", "bounds", "last bounds", "fit bound", "slope"):
         assert 1 - 2e-3 < moves[kind] <= 1, kind
     assert moves["count"] == (0 if relation == "replace_one" else 1)
     if relation == "add_or_remove_one":
@@ -320,9 +320,9 @@ def test_a_row_has_the_norm_that_is_claimed(density, relation, smooth, by_row):
     found = survey._sum_gains(target, None, frame.center, jnp.asarray(ENDS, survey.dtype), bounds)
     reached = require(Released(found.value / survey.power, found.scale / survey.power), math.sqrt(len(LINE)))
     assert reached > 0.99
-    surprises = target.program(survey._sum_surprises)
+    long_rows = target.program(survey._sum_long_rows)
     for least in (1e-6, 0.3, 1e3) if survey.centres else ():
-        found = surprises(target, None, frame, jnp.asarray(least * 2.0 ** np.arange(4), survey.dtype))
+        found = long_rows(target, None, frame, jnp.asarray(least * 2.0 ** np.arange(4), survey.dtype))
         require(found, math.sqrt(3))
     fit = target.program(survey._sum_fit)
     for bound in (1e-6, 0.3, 1e3):

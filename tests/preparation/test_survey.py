@@ -440,11 +440,11 @@ def test_rows_are_counted_that_have_a_derivative(relation, x64):
     few = X * (np.arange(len(X)) % 7 == 0)[:, None] ** [0, 1, 0]
     gradients = derivatives_by_hand(few, Y)[0]
     level = np.array([0.05, 0.5, 1e-6])
-    found = survey_of((few, Y), logistic, relation, can_draw=False).met(draw(M), FRAME, level)
+    found = survey_of((few, Y), logistic, relation, can_draw=False).row_counts(draw(M), FRAME, level)
     np.testing.assert_allclose(found, (np.abs(gradients) > level).sum(0), atol=0.01)
     group = np.eye(M)[np.minimum(np.arange(len(Y)) % 5, M - 1)]
     together = survey_of((group, Y), logistic, relation, can_draw=False, apart=~np.eye(M, dtype=bool))
-    found = together.met(draw(M), Frame(FRAME.center, np.eye(M)), np.zeros(M))
+    found = together.row_counts(draw(M), Frame(FRAME.center, np.eye(M)), np.zeros(M))
     np.testing.assert_allclose(found, group.sum(0), atol=0.01)
 
 
@@ -553,10 +553,10 @@ def test_a_few_rows_that_are_far_away_are_outlying_where_the_clip_shortens_them(
     np.testing.assert_allclose([loose.clipped, loose.outlying], 0, atol=0.01)
 
 
-def surprises_of(noise, edges):
+def long_rows_of(noise, edges):
     frame = Frame(FRAME.center, np.eye(M) / math.sqrt(LINEAR))
     survey = with_rows(linear_survey(), linear_rows(LINEAR, noise))
-    found, scale = survey.surprises(draw(len(edges) - 1), frame, np.asarray(edges) / math.sqrt(LINEAR))
+    found, scale = survey.long_rows(draw(len(edges) - 1), frame, np.asarray(edges) / math.sqrt(LINEAR))
     assert scale == pytest.approx((1 + FEW) / 2 * 2 * MULTIPLIER * math.sqrt(len(edges) - 1), rel=3e-3)
     return found
 
@@ -564,7 +564,7 @@ def surprises_of(noise, edges):
 def test_longer_rows_are_as_many_as_expected_where_the_model_holds_and_more_where_tails_are_heavy(x64):
     edges = [2.0, 3.5, 6.0, 10.0]
     rng = np.random.default_rng(2)
-    found = surprises_of(rng.normal(size=LINEAR), edges)
+    found = long_rows_of(rng.normal(size=LINEAR), edges)
     long = [
         np.mean(np.abs(rng.normal(size=LINEAR)) * np.linalg.norm(rng.normal(size=(LINEAR, M)), axis=1) > e)
         for e in edges
@@ -572,7 +572,7 @@ def test_longer_rows_are_as_many_as_expected_where_the_model_holds_and_more_wher
     # Of each row's part, own less the mean of nine, the variance is below that of an indicator.
     assert np.all(np.abs(found) < 5 * np.sqrt(LINEAR * np.array(long[:-1]) * 10 / 9) + 5)
     noise = rng.standard_t(3, LINEAR)
-    heavy = surprises_of(noise, edges)
+    heavy = long_rows_of(noise, edges)
     lengths = np.abs(noise) * np.linalg.norm(linear_rows(LINEAR, 0)[0], axis=1)
     beyond = np.clip((lengths[:, None] - edges[:-1]) / np.diff(edges), 0, 1).sum(0)
     normal = np.clip(
@@ -581,7 +581,7 @@ def test_longer_rows_are_as_many_as_expected_where_the_model_holds_and_more_wher
     np.testing.assert_allclose(heavy[1:], (beyond - normal / np.diff(edges))[1:], rtol=0.15)
     # A row that is no number is in none of the counts.
     noise[:] = np.nan
-    np.testing.assert_allclose(surprises_of(noise, edges), 0, atol=0.01)
+    np.testing.assert_allclose(long_rows_of(noise, edges), 0, atol=0.01)
 
 
 def test_rows_that_fit_too_well_are_clipped_less_often_than_expected(x64):

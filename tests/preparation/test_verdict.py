@@ -13,13 +13,13 @@ from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.model.symmetry import Symmetry
 from numpyro_dp.preparation.frames import Frame, NormalPrior
 from numpyro_dp.preparation.last_release import last_releases, recentred
+from numpyro_dp.preparation.long_rows import EDGES, LongRows
 from numpyro_dp.preparation.search import Found
-from numpyro_dp.preparation.surprises import EDGES, Surprises
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.survey import CURVE_GRID, Fit
 from numpyro_dp.preparation.verdict import (
     MOST_LOST,
-    MOST_SURPRISING,
+    MOST_UNEXPECTED,
     Check,
     _moved,
     _variance,
@@ -133,8 +133,8 @@ def test_where_most_rows_say_nothing_their_coding_is_looked_at_first(share, most
         {"has_arrived": False, "chance": 1.1e-2, "reach": 30.0},
         {"has_arrived": False, "chance": 1e-9, "reach": 1.1},
         {"unresolved": 0.99},
-        {"clipped": 0.99 * MOST_SURPRISING, "clipped_noise": 1e-6},  # few
-        {"outlying": -0.99 * MOST_SURPRISING, "outlying_noise": 1e-6},
+        {"clipped": 0.99 * MOST_UNEXPECTED, "clipped_noise": 1e-6},  # few
+        {"outlying": -0.99 * MOST_UNEXPECTED, "outlying_noise": 1e-6},
         {"clipped": 0.05, "clipped_noise": 0.013},  # within the noise
         {"clipped": -0.05, "clipped_noise": 0.013},
         {"outlying": 0.05, "outlying_noise": 0.019},
@@ -202,13 +202,13 @@ ROOT = np.linalg.inv(np.linalg.cholesky(PRECISION)).T
 
 
 def checked(
-    away=0.0, seed=0, change=None, centres=True, rho=RHO, of_frames=0.0, has_kinks=False, misfit=None, surprises=None
+    away=0.0, seed=0, change=None, centres=True, rho=RHO, of_frames=0.0, has_kinks=False, misfit=None, long_rows=None
 ):
     """A surrogate from so many posterior standard deviations away, and its check.
 
     :param change: what the last look says otherwise, from a `Fit` to another one.
     :param of_frames: see `NormalPrior`.
-    :param surprises: of rows, in the place of what was counted.
+    :param long_rows: of rows, in the place of what was counted.
     """
     survey, fund = Parabola(PLACE, PRECISION, N, seed, centres=centres, misfit=misfit), fund_of(rho)
     survey.has_kinks = has_kinks
@@ -217,7 +217,7 @@ def checked(
         survey.fit = lambda *args: change(fit(*args))
     found = Found(Frame(PLACE + ROOT @ np.full(M, away / math.sqrt(M)), ROOT), [], float(N), 1.0, of_frames)
     found, surrogates, stages, prior = last_releases(survey, found, PRIOR, fund, 0.9 * rho)
-    found = found._replace(surprises=surprises or found.surprises)
+    found = found._replace(long_rows=long_rows or found.long_rows)
     result, surrogate = check(survey, found, surrogates, stages, prior, fund, fund.left)
     return result._replace(has_arrived=True), surrogate, stages, fund
 
@@ -234,7 +234,7 @@ def test_a_surrogate_that_is_right_has_a_check_without_reasons():
 @pytest.mark.parametrize("misfit", [None, 0.0])
 def test_raised_bounds_are_a_reason_where_outcomes_can_be_of_any_size(misfit):
     """Where they can have few values, longer rows were a count's chance, or their covariates'."""
-    result, _, _, _ = checked(misfit=misfit, surprises=Surprises(2 * float(EDGES[0]), 0.0))
+    result, _, _, _ = checked(misfit=misfit, long_rows=LongRows(2 * float(EDGES[0]), 0.0))
     assert result.room == (1.0 if misfit is None else 2.0)
 
 

@@ -199,7 +199,7 @@ def asked(ledger, number, shape, owners=None, batches=ALL_ROWS):
         batches=batches,
         owners=owners,
         num_rows=N,
-        witness=counter,
+        batched=counter,
         nonce_key=jax.random.key(0),
         origin=jnp.zeros(2, jnp.uint32),
         i=counter,

@@ -10,7 +10,7 @@ import pytest
 from numpyro_dp import DPHMC, DPSGLD, Preparation
 from numpyro_dp.model.coordinates import find_cut
 from numpyro_dp.model.separate import separate
-from numpyro_dp.preparation.steps import find_steps
+from numpyro_dp.preparation.discontinuities import find_discontinuities
 
 NAMES = ("a", "b")
 ROWS = (np.array([[0.5], [3.0]]),)
@@ -30,7 +30,7 @@ BASES = np.array([[0.0, 0.0], [0.3, -0.2]])
     ],
 )
 def test_steps_are_told_from_slopes_and_kinks(density, expected):
-    found = find_steps(lambda phi, row: density(phi, row[0][0]), ROWS, NAMES, BASES, np.array([1.0, 1.0]))
+    found = find_discontinuities(lambda phi, row: density(phi, row[0][0]), ROWS, NAMES, BASES, np.array([1.0, 1.0]))
     assert found == expected
 
 

@@ -20,7 +20,7 @@ _LEAST = 1e-3
 """Of a row's log density, and of the log density itself: less may be rounding."""
 
 
-def find_steps(
+def find_discontinuities(
     density: Callable[[jax.Array, tuple], jax.Array],
     rows: tuple,
     names: Sequence[str],

@@ -12,11 +12,11 @@ import numpyro_dp.preparation.last_release
 import numpyro_dp.preparation.search
 from numpyro_dp import DPHMC, MCMC, PosteriorWarning
 from numpyro_dp.preparation.frames import Frame
-from numpyro_dp.preparation.surprises import EDGES, Surprises, count_surprises, variance_by_chance
+from numpyro_dp.preparation.long_rows import EDGES, LongRows, count_long_rows, variance_by_chance
 from numpyro_dp.preparation.survey import Survey
 from tests.helpers.surveys import Parabola, fund_of
 
-NONE = Surprises()
+NONE = LongRows()
 
 
 class Counted(Parabola):
@@ -26,8 +26,8 @@ class Counted(Parabola):
         super().__init__(np.zeros(m), np.eye(m), n)
         self.counts, self.off = np.asarray(counts, float), off
 
-    def surprises(self, draw, frame, edges):
-        _, scale = super().surprises(draw, frame, edges)
+    def long_rows(self, draw, frame, edges):
+        _, scale = super().long_rows(draw, frame, edges)
         return self.counts * np.hypot(scale, np.sqrt(variance_by_chance(self.n, self.off))), scale
 
 
@@ -36,7 +36,7 @@ def asked(counts, before=NONE, n=20_000, rho=0.1, m=4, off=0.0):
     :param counts: in standard deviations of their noise, and of what chance makes.
     """
     frame = Frame(np.zeros(m), np.eye(m))
-    return count_surprises(Counted(counts, n, m, off), fund_of(rho), frame, 0.04 * rho, n, off, before)
+    return count_long_rows(Counted(counts, n, m, off), fund_of(rho), frame, 0.04 * rho, n, off, before)
 
 
 def is_none(found):
@@ -74,7 +74,7 @@ def test_what_the_largest_bound_still_takes_is_said():
 
 
 def known_by(clear):
-    return Surprises(float(EDGES[2]), 0.0, 1, np.asarray(clear, float))
+    return LongRows(float(EDGES[2]), 0.0, 1, np.asarray(clear, float))
 
 
 def test_where_such_rows_are_known_of_noise_is_not_taken_for_their_absence():
@@ -132,7 +132,7 @@ def test_a_normal_law_of_rows_with_heavier_tails_is_right(monkeypatch):
     error, width = away()
     assert abs(error) < 4 * width
     for module in (numpyro_dp.preparation.search, numpyro_dp.preparation.last_release):
-        monkeypatch.setattr(module, "count_surprises", lambda *args, **options: Surprises())
+        monkeypatch.setattr(module, "count_long_rows", lambda *args, **options: LongRows())
     monkeypatch.setattr(Survey, "is_open", False)
     without, _ = away()
     assert without < -6

@@ -15,7 +15,7 @@ from numpyro_dp.preparation.frames import Frame, typical_norm
 from numpyro_dp.preparation.fund import Fund, Wish
 from numpyro_dp.preparation.survey import Survey
 
-SURPRISE_SHARE = 0.04
+LONG_ROWS_SHARE = 0.04
 """Of the budget, for these counts, each time."""
 EDGES = 1.6 * 1.75 ** np.arange(5)
 """Bounds of the score that are compared, over the root mean square of a row's norm in a frame that is right."""
@@ -33,7 +33,7 @@ _ONE_WAY = 0.7
 """Of what the clip takes of such rows, about so much does not cancel."""
 
 
-class Surprises(NamedTuple):
+class LongRows(NamedTuple):
     """What the counts ask for.
 
     :ivar bound: of the score, over the root mean square of a row's norm; 0 if that for rows as the model says is best.
@@ -48,9 +48,9 @@ class Surprises(NamedTuple):
     clear: Any = np.zeros(len(EDGES) - 1)
 
 
-def count_surprises(
-    survey: Survey, fund: Fund, frame: Frame, rho: float, n: float, off: float, before: Surprises
-) -> Surprises:
+def count_long_rows(
+    survey: Survey, fund: Fund, frame: Frame, rho: float, n: float, off: float, before: LongRows
+) -> LongRows:
     """The bound with the least error: of the squares of what it takes, as far as counts tell, and of the noise.
 
     Where no longer rows are counted than noise and chance may have made, there are taken to be none, unless earlier
@@ -63,11 +63,11 @@ def count_surprises(
     """
     edges = typical_norm(survey.size, survey.power * n) * EDGES
     draw = fund.ask(long_rows=Wish(rho, 1, (len(edges) - 1,)))["long_rows"]
-    counts, noise_scale = survey.surprises(draw, frame, edges)
+    counts, noise_scale = survey.long_rows(draw, frame, edges)
     scale = np.hypot(noise_scale, np.sqrt(variance_by_chance(n, off)))
     are_known, number, total = before.bound > 0, before.counts + 1, before.clear + counts / scale
     if are_known and np.max(total) < _CONFIRMED * math.sqrt(number):
-        return Surprises()
+        return LongRows()
     clear = counts > _BELIEVED * scale
     clear[0] = counts[0] > _BELIEVED_ALONE * scale[0]
     clear[1:] &= counts[:-1] > _LIKELY * scale[:-1]
@@ -79,8 +79,8 @@ def count_surprises(
     is_quiet = noise < max(_LOUDEST * math.sqrt(survey.size), 1.01 * noise[0])
     best = int(np.argmin(np.where(is_quiet, taken**2 + hidden + noise**2, np.inf)))
     if not (best or are_known):
-        return Surprises(taken=float(taken[0]))
-    return Surprises(float(EDGES[best]), abs(float(taken[best])), number, total)
+        return LongRows(taken=float(taken[0]))
+    return LongRows(float(EDGES[best]), abs(float(taken[best])), number, total)
 
 
 def variance_by_chance(n: float, off: float) -> np.ndarray:
