@@ -124,7 +124,8 @@ def _assumptions(kernel: "DPKernel", plan: Plan) -> tuple[str, ...]:
     if settings.max_rows_per_unit is not None:
         found.append(
             f"rows of a unit beyond the first {settings.max_rows_per_unit} are left out: the posterior is that of the "
-            "others"
+            "others. It costs precision that units are private: where it may be public whose each row is, leave "
+            "max_rows_per_unit out"
         )
         if settings.size_is_public:
             found.append("the number of units is public; which rows belong to which unit is private")

@@ -31,6 +31,7 @@ class KernelOptions(TypedDict, total=False):
         `numpyro_dp.model.units`.
     :param max_rows_per_unit: makes it private which rows are whose, and how many each unit has: this cap is public, and
         how many units there are. Of each unit the first so many rows count. Needs the *name* of an argument as `unit`.
+        Costs precision, since nothing can be centred by public places: use `unit` alone where it may be public.
     :param owners: for rows that belong to several data owners: each row's owner as integers from 0 (public), or an
         exchange such as `numpyro_dp.owners.JaxOwners` in the process of each owner. See `numpyro_dp.owners`.
     :param budget: `numpyro_dp.PrivacyBudget` of the table, which the whole plan is charged to before the first release.

@@ -495,7 +495,7 @@ class PrivacyBudget:
         lines = [
             f"Privacy budget {self.path}",
             f"  eps {self.eps:g}, delta {self.delta:g}, {relation}; {len(charges)} run(s) cost eps "
-            f"{self._total(charges):.4g} together",
+            f"{self._total(charges):.4g} together, at that delta",
             f"  one more run with Gaussian releases and delta {self.delta:g} may cost eps {self.eps_left:.4g}",
         ]
         lines += [f"  {c.time}  {c.what}: ({c.eps:.6g}, {c.delta:.3g})" for c in charges]

@@ -409,7 +409,7 @@ def test_it_is_opened_again_by_its_path(path):
     assert (again.eps, again.delta, again.neighboring_relation) == (2.0, 1e-6, "add_or_remove_one")
     assert [charge.what for charge in again.charges] == ["first"]
     left = f"one more run with Gaussian releases and delta {again.delta:g} may cost eps {again.eps_left:.4g}"
-    assert re.search(rf"1 run\(s\) cost eps 1 together\n  {left}\n.*first: \(1, 1e-06\)", str(again))
+    assert re.search(rf"1 run\(s\) cost eps 1 together, at that delta\n  {left}\n.*first: \(1, 1e-06\)", str(again))
     assert again._repr_html_().startswith(f"<progress value='{again.eps_spent / 2:.4f}' max='1'>")
     PrivacyBudget(path, eps=2.0, delta=1e-6)
     for name, value in {"eps": 5.0, "delta": 1e-5, "neighboring_relation": "replace_one"}.items():

@@ -8,7 +8,8 @@ noise was made for. Whatever else is handed out must be the same, bit by bit (P2
 On top of that, every released number must be a function of its integer: runs in which the sums and the noise reach the
 door in other limbs must hand out the same (P16).
 
-The configurations are those of test_taint.py: every kernel, option, relation, unit and precision.
+The configurations are those of test_taint.py: every kernel, option, relation, unit and precision. And models that
+people write (`laws`) run on tables in which a unit holds anything.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import laws
 from helpers.configurations import (
     CONFIGURATIONS,
     LOCATION,
@@ -250,6 +252,34 @@ def test_sums_of_neighbours_differ_by_their_sensitivity_and_nothing_else_does(na
         assert faults_and_sight(same_world, configuration, tables) == ([], False)
     else:
         assert faults_of(same_world, configuration, tables) == []
+
+
+# -- Models that people write, and rows that hold anything -------------------------------------------------------------
+
+
+def largest_move(case: laws.Case, hostile: list[dict[str, float]], eps: float = 4.0) -> float:
+    """Of any sum of a whole run, from one table to a neighbour, over its sensitivity; the draws are the same."""
+    recorder, draws = Recorder(sensitivity_steps(case.relation)), []
+    with pytest.MonkeyPatch.context() as patch:
+        recorder.install(patch)
+        for table in laws.neighbours(case, hostile):
+            draws.append(laws.run(case, table, eps))
+            recorder.replaying = True
+    assert recorder.faults == []
+    for other in draws[1:]:
+        jax.tree.map(np.testing.assert_array_equal, other, draws[0])
+    # From one row to another is twice as far as to one that counts as nothing, which is no row of any table.
+    return max(recorder.moved) / (2 if case.relation == "zero_out" else 1)
+
+
+@pytest.mark.filterwarnings("ignore:the posterior:numpyro_dp.PosteriorWarning")
+@pytest.mark.filterwarnings("ignore:.*will give a blurred posterior:UserWarning")
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.statistical if n == "logistic" else pytest.mark.nightly) for n in laws.CASES],
+)
+def test_whatever_a_unit_holds_no_sum_moves_by_more_than_its_sensitivity(name):
+    assert 0.5 < largest_move(laws.CASES[name], laws.HOSTILE) <= 1
 
 
 # -- Another split of the same total -----------------------------------------------------------------------------------
