@@ -13,7 +13,7 @@ import pandas as pd
 
 from numpyro_dp import DPHMC, DPSGLD, MCMC, DPBarker, DPExponentialFamily, DPPenalty, Preparation, scan
 from numpyro_dp.kernels.base import DPKernel
-from numpyro_dp.privacy.batches import FixedBatches, PoissonBatches
+from numpyro_dp.privacy.batches import FixedBatches
 
 N, PERSONS = 240, 60
 WHERE = 17  # the row, or the person, that differs
@@ -108,14 +108,15 @@ def zero_inflated(X, y):
 def missing(X, y):
     """A missing covariate is masked row by row."""
     is_there = jnp.isfinite(X).all(-1)
+    logits = line(jnp.where(is_there[:, None], X, 0.0))
     with numpyro.plate("rows", len(X)), numpyro.handlers.mask(mask=is_there):
-        numpyro.sample("y", dist.Bernoulli(logits=line(jnp.where(is_there[:, None], X, 0.0))), obs=y)
+        numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
 
 
 def mixture(X, y):
-    b = numpyro.sample("b", dist.Normal(jnp.array([-1.0, 1.0]), 1.0).to_event(1))
+    middles = numpyro.sample("middles", dist.Normal(jnp.array([-1.0, 1.0]), 1.0).to_event(1))
     share = numpyro.sample("share", dist.Beta(2.0, 2.0))
-    laws = dist.Normal(line(X)[:, None] + b, 1.0)
+    laws = dist.Normal(line(X)[:, None] + middles, 1.0)
     outcome(len(X), dist.MixtureSameFamily(dist.Categorical(jnp.array([1 - share, share])), laws), y)
 
 
@@ -197,9 +198,11 @@ CASES = {
         public=("person",),
     ),
     "plain penalty, added": Case(logistic, {"X": X, "y": BITS}, PLAIN | ADDED, DPPenalty),
-    "plain penalty, on batches": Case(logistic, {"X": X, "y": BITS}, PLAIN | {"batches": FixedBatches(64)}, DPPenalty),
+    "plain penalty, on batches": Case(
+        logistic, {"X": X, "y": BITS}, PLAIN | {"batch_size": FixedBatches(80)}, DPPenalty
+    ),
     "plain barker": Case(logistic, {"X": X, "y": BITS}, PLAIN, DPBarker),
-    "sgld on batches": Case(logistic, {"X": X, "y": BITS}, {"clip_grad": 0.5, "batches": PoissonBatches(0.2)}, DPSGLD),
+    "sgld on batches": Case(logistic, {"X": X, "y": BITS}, {"clip_grad": 0.5, "batch_size": 80}, DPSGLD),
 }
 
 

@@ -279,7 +279,7 @@ def largest_move(case: laws.Case, hostile: list[dict[str, float]], eps: float = 
     [pytest.param(n, marks=pytest.mark.statistical if n == "logistic" else pytest.mark.nightly) for n in laws.CASES],
 )
 def test_whatever_a_unit_holds_no_sum_moves_by_more_than_its_sensitivity(name):
-    assert 0.5 < largest_move(laws.CASES[name], laws.HOSTILE) <= 1
+    assert 0.4 < largest_move(laws.CASES[name], laws.HOSTILE) <= 1
 
 
 # -- Another split of the same total -----------------------------------------------------------------------------------
