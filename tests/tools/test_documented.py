@@ -98,6 +98,25 @@ def test_a_regression_by_its_formula(capsys):
         names["model"](np.zeros((5, 2)), np.zeros(5, int))
 
 
+def test_the_gallery_shows_the_pictures_that_there_are():
+    shown = re.findall(r"_static/(gallery-.*?)\)", (DOCS / "gallery.md").read_text())
+    assert sorted(shown) == sorted(path.name for path in (DOCS / "_static").glob("gallery-*"))
+    assert len(shown) == len(code_of("gallery.md")) - 1  # the first block fits what is drawn
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore")
+def test_each_block_of_the_gallery_draws_a_picture(tmp_path, monkeypatch):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "documented"}
+    for place, code in enumerate(code_of("gallery.md")):
+        less = {"repetitions": 2} if "repetitions" in code else {"trials": 100} if "trials" in code else {}
+        run("gallery.md", code, names, **less)
+        assert len(plt.get_fignums()) == (place > 0)
+        plt.close("all")
+
+
 @pytest.mark.nightly
 def test_effects_of_persons():
     X, y, person = visits()
