@@ -317,6 +317,9 @@ class PreparedKernel(DPKernel):
             tell(self.announce, "preparing: reading the model")
             with _now():
                 begun = self.begin_search(separated, public, target)
+            # Not above, where JAX may fold constants: then the same computation would have another hash.
+            begun = begun._replace(asked=self._asked_in_search(begun))
+            with _now():
                 prepared = self.finish_search(begun)
                 self._chain = self._make_chain(prepared, begun.cut, separated, public)
                 self._prior_widths = _widths_of_prior(separated, public, begun.z_draws)
@@ -379,7 +382,8 @@ class PreparedKernel(DPKernel):
     def finish_search(self, begun: "_Begun") -> Prepared:
         """Ask the table, and decide by its noisy answers."""
         options, survey, _, z_prior, prior, near, symmetries, *_ = begun
-        fund, cut = Fund(self.ledger, self.announce, self._asked_in_search(begun)), survey.cut
+        asked = self._asked_in_search(begun) if begun.asked is None else begun.asked
+        fund, cut = Fund(self.ledger, self.announce, asked), survey.cut
         whole = fund.left
         found = search(survey, prior, near, fund, self.ledger.plan.num_rows)
         if self._has_own_chain or options.mode == "walk":
@@ -559,6 +563,7 @@ class _Begun(NamedTuple):
     :ivar target: on all rows.
     :ivar row_log_density: of unconstrained parameters and a row.
     :ivar steps: see `Prepared`.
+    :ivar asked: see `_asked_in_search`; None where nobody has found it yet.
     """
 
     options: Preparation
@@ -571,6 +576,7 @@ class _Begun(NamedTuple):
     target: PrivateTarget
     row_log_density: Callable[[jax.Array, tuple], jax.Array]
     steps: tuple[str, ...]
+    asked: str | None = None
 
     @property
     def cut(self) -> Cut:

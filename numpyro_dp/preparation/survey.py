@@ -143,6 +143,7 @@ class Survey:
         self.size = cut.size
         self.power = target.power
         self.dtype = jnp.result_type(float)
+        self._one = jnp.ones((), self.dtype)
         self._count = target.program(self._count_rows)
         self.kinds = kinds_of(cut.size, cut.apart)
         self._scales = target.program(self._find_scales, static=(2,))
@@ -177,7 +178,7 @@ class Survey:
     def of_one_row(self) -> ClosedJaxpr:
         """What is asked of a row beside its log density: drawn outcomes decide on it, too."""
         row = self._numbered(self._target).vault.one_row
-        center, bound = np.zeros(self.size, self.dtype), jnp.ones((), self.dtype)
+        center, bound = np.zeros(self.size, self.dtype), self._one
 
         def scores(center: jax.Array, row: tuple) -> RowScores:
             return self._row_scores(Frame(center, jnp.eye(self.size, dtype=self.dtype)), bound)(row)
