@@ -318,7 +318,8 @@ class PreparedKernel(DPKernel):
             with _now():
                 begun = self.begin_search(separated, public, target)
             # Not above, where JAX may fold constants: then the same computation would have another hash.
-            begun = begun._replace(asked=self._asked_in_search(begun))
+            if isinstance(begun, _Begun):  # of a search
+                begun = begun._replace(asked=self._asked_in_search(begun))
             with _now():
                 prepared = self.finish_search(begun)
                 self._chain = self._make_chain(prepared, begun.cut, separated, public)
