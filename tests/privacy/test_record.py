@@ -209,12 +209,14 @@ def replayed(world: Any, configuration: Configuration, tables: Tables, observe: 
 
 def faults_of(world: Any, configuration: Configuration, tables: Tables) -> list[str]:
     faults = []
-    for seed in range(8):  # of which one draws a batch with the unit, or bounds by which it is not next to nothing
+    for seed in range(8):  # of which one draws a batch with the unit, or bounds by which a person is not nothing
         options = configuration.options | ({"noise_seed": seed} if seed else {})
         found, has_seen = faults_and_sight(world, dataclasses.replace(configuration, options=options), tables)
         faults += found
         if has_seen:
             return faults
+        if not configuration.options.keys() & {"batch_size", "unit"}:
+            break
     return [*faults, "no sum has seen the unit"]
 
 
