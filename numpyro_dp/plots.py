@@ -298,7 +298,7 @@ def plot_budget(of: "PrivacyReport | PrivacyBudget", ax: "Axes | None" = None) -
     _require(of, "private", f"a PrivacyBudget, or of {_OF_REPORT}")
     if not of.private:
         raise ValueError("a run without noise has no budget to draw")
-    if not any(name in _OF_CHAINS for name in of.kinds):
+    if not any(_is_of_chains(name, kind, of.num_iterations) for name, kind in of.kinds.items()):
         return _draw_shares(of, ax)
     (axes,) = _axes(ax, 1, 5.4, 4.2)
     iterations = np.unique(np.linspace(0, of.num_iterations, 25).astype(int))
@@ -402,9 +402,14 @@ _OF_CHAINS = ("ratio", "grad", "statistics")
 """Kinds of release that chains make, iteration by iteration; preparations make the others before."""
 
 
+def _is_of_chains(name: str, kind: Releases, num_iterations: int) -> bool:
+    """Whether each iteration makes such releases. Statistics may be released once, before the first."""
+    return name in _OF_CHAINS and sum(kind.counts) >= num_iterations
+
+
 def _counts_after(name: str, kind: Releases, done: int, num_iterations: int) -> tuple[int, ...]:
     """How many releases there have been after so many iterations."""
-    if name not in _OF_CHAINS:
+    if not _is_of_chains(name, kind, num_iterations):
         return kind.counts
     if len(kind.mechanisms) > 1:  # one for each iteration
         return tuple(count if k < done else 0 for k, count in enumerate(kind.counts))

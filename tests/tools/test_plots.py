@@ -94,11 +94,19 @@ def test_of_a_run_that_asks_before_its_first_iteration_shares_are_drawn():
         "scales": Releases((Gaussian(2.0),), (1,)),
         "last release": Releases((Gaussian(4.0), Gaussian(1.0)), (4, 2)),
     }
-    report = SimpleNamespace(private=True, kinds=kinds, eps=3.0, kernel="DPHMC")
+    report = SimpleNamespace(private=True, kinds=kinds, eps=3.0, kernel="DPHMC", num_iterations=100)
     axes = plot_budget(report)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["scales", "last release"]
     np.testing.assert_allclose([bar.get_width() for bar in axes.patches], [100 / 10, 100 * 9 / 10])  # rho / (1/8 + 9/8)
     assert axes.get_title(loc="left") == "DPHMC: what eps 3 was spent on, before the first iteration"
+
+
+def test_statistics_that_are_released_once_are_not_drawn_as_a_walk():
+    once = {"statistics": Releases((Gaussian(2.0),), (1,))}
+    axes = plot_budget(
+        SimpleNamespace(private=True, kinds=once, eps=3.0, kernel="DPExponentialFamily", num_iterations=100)
+    )
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["statistics"]
 
 
 def test_an_error_beyond_the_frame_is_marked_as_such():
