@@ -226,7 +226,7 @@ def neighbours(case, hostile):
 
     others = [holding(values) for values in hostile]
     if case.relation == "add_or_remove_one":
-        return [only(case.table, ~own), *others]
+        return [only(case.table, ~own), holding(FAR), *others, case.table]
     if "max_rows_per_unit" in case.options:  # that person has fewer rows, or more, and anywhere
         one = own & (np.cumsum(own) == 1)
         twice = np.concatenate([np.flatnonzero(own), np.arange(N)])
