@@ -89,10 +89,7 @@ def gaussian_rho(eps: float, delta: float) -> float:
     while gaussian_delta(eps, upper) <= delta:
         upper *= 2
     rho = brentq(lambda r: gaussian_delta(eps, r) - delta, lower, upper, xtol=1e-300, rtol=1e-14)
-    rho *= 1 - _SAFETY
-    while gaussian_delta(eps, rho) > delta:  # cannot happen unless the safety margin were too small
-        rho *= 1 - _SAFETY
-    return rho
+    return rho * (1 - _SAFETY)
 
 
 def zcdp_eps(delta: float, rho: float) -> float:
@@ -110,7 +107,7 @@ def _zcdp_rho(eps: float, delta: float) -> float:
     return (eps / (math.sqrt(eps + log_inverse_delta) + math.sqrt(log_inverse_delta))) ** 2
 
 
-def noise_multiplier_for(rho: float, count: int) -> float:
+def noise_multiplier_for(rho: float, count: float) -> float:
     """The smallest noise multiplier at which `count` releases cost at most `rho`, rounded up; 0 for infinite `rho`."""
     rho = float(rho)
     _check(count > 0, f"count must be positive, got {count}")
@@ -226,9 +223,7 @@ def _next_scale(too_small: _Point | None, enough: _Point | None) -> float:
         return 0.5 * (left + right)
     root = left + (right - left) * above / (above - below)
     # Aim just beyond the root, on the side that is farther away: that side jumps close to it.
-    near = 1.5e-4 if right - root > root - left else -1.5e-4
-    aimed = root + near
-    return aimed if left + 1e-4 < aimed < right - 1e-4 else 0.5 * (left + right)
+    return root + (1.5e-4 if right - root > root - left else -1.5e-4)
 
 
 # --- Composition ----------------------------------------------------------------------------------------------------
@@ -316,13 +311,12 @@ def _grouped(releases: _Merged) -> _Merged:
         families.setdefault(family, []).append((mechanism.noise_multiplier, count))
     grouped: list[tuple[Mechanism, int]] = []
     for family, members in families.items():
-        floor, total = 0.0, 0
-        for multiplier, count in sorted(members):
-            if total and multiplier <= floor * _FLOORED:
+        (floor, total), *others = sorted(members)
+        for multiplier, count in others:
+            if multiplier <= floor * _FLOORED:
                 total += count
                 continue
-            if total:
-                grouped.append((mechanisms.with_noise_multiplier(family, floor), total))
+            grouped.append((mechanisms.with_noise_multiplier(family, floor), total))
             floor, total = multiplier, count
         grouped.append((mechanisms.with_noise_multiplier(family, floor), total))
     return tuple(grouped)
@@ -364,7 +358,10 @@ class LossCurve:
             number = max(len(loss) for loss, _ in losses)
             self._convolutions = (
                 interval,
-                [Convolution([(loss[min(k, len(loss) - 1)], count) for loss, count in losses]) for k in range(number)],
+                [
+                    Convolution([(loss[min(k, len(loss) - 1)], count) for loss, count in losses], interval)
+                    for k in range(number)
+                ],
             )
         return self._convolutions[1]
 

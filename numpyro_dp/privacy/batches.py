@@ -118,6 +118,8 @@ class PoissonBatches:
                 )
         elif self.batch_size is not None and self.batch_size > num_rows:
             raise ValueError(f"batch_size is {self.batch_size:g}, but there are only {num_rows} rows")
+        elif self.probability(num_rows) < SMALLEST_RATE:
+            raise ValueError(f"batch_size is {self.batch_size:g} of {num_rows} rows, a rate below {SMALLEST_RATE:g}")
 
     def probability(self, num_rows: int) -> float:
         """Probability with which each row is drawn."""
@@ -132,7 +134,7 @@ class PoissonBatches:
     def inclusion(self, num_rows: int) -> float:
         """Probability with which each row is in a batch: `probability`, less what truncation takes away."""
         rate, most = self.probability(num_rows), self.max_batch_size
-        if most is None or most >= num_rows:
+        if most is None:
             return rate
         within = rate * scipy.stats.binom.cdf(most - 1, num_rows - 1, rate)  # E[K; K <= most] / n
         return float(within + most / num_rows * scipy.stats.binom.sf(most, num_rows, rate))
@@ -237,14 +239,14 @@ def as_batches(batch_size: "int | float | Batches | None") -> Batches:
 @functools.cache
 def _capacity(num_rows: int, rate: float) -> int:
     """The smallest buffer that overflows with probability at most `OVERFLOW`."""
-    low, high = 0, num_rows
+    low, high = 1, num_rows
     while low < high:  # scipy's own inverse loses such small probabilities
         middle = (low + high) // 2
         if scipy.stats.binom.sf(middle, num_rows, rate) <= OVERFLOW:
             high = middle
         else:
             low = middle + 1
-    return min(max(1, low), num_rows)
+    return min(low, num_rows)
 
 
 def _generator(words: Words) -> np.random.Generator:

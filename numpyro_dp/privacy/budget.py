@@ -181,8 +181,7 @@ class PrivacyBudget:
     def eps_left_at(self, delta: float) -> float:
         """The same for a run with another delta. A kernel's own default is 0.1 / n."""
         left = self._rho_allowed() - sum(charge.rho or 0.0 for charge in self.charges)
-        left *= 1 - 1e-9
-        eps = accounting.gaussian_eps(delta, left) if left > 0 else 0.0
+        eps = accounting.gaussian_eps(delta, max(left, 0.0) * (1 - 1e-9))
         return eps * (1 - 3e-9) if eps >= accounting.MIN_EPS else 0.0
 
     def _rho_allowed(self) -> float:
@@ -282,7 +281,7 @@ class PrivacyBudget:
         total = math.fsum([rho, *(c.rho for c in charges if c.rho is not None)])
         if not total <= self._rho_allowed() * (1 + 1e-10):  # which was rounded down by more than that
             left = max(self._rho_allowed() - (total - rho), 0.0)
-            eps = accounting.gaussian_eps(charge.delta, left) * (1 - 1e-6) if left > 0 else 0.0
+            eps = accounting.gaussian_eps(charge.delta, left) * (1 - 1e-6)
             allowed = f"at most eps={eps:.4g}" if eps >= accounting.MIN_EPS else "nothing"
             raise PrivacyBudgetError(
                 f"this run would cost ({charge.eps:g}, {charge.delta:.3g}), and of the ({self.eps - self.other[0]:g}, "
@@ -621,9 +620,8 @@ def _require_price(plan: Plan) -> None:
 def _rho_of(plan: Plan) -> float | None:
     """What a plan costs in rho, if all of its releases are Gaussian; otherwise None."""
     releases = flat_releases(plan.kinds)
-    if not plan.private or not all(isinstance(mechanism, Gaussian) for mechanism, _ in releases):
-        return None
-    return math.fsum(count * (mechanism.rho or 0.0) for mechanism, count in releases)
+    gaussian = [count * mechanism.rho for mechanism, count in releases if isinstance(mechanism, Gaussian)]
+    return math.fsum(gaussian) if plan.private and len(gaussian) == len(releases) else None
 
 
 def _costs(charge: Charge) -> bool:

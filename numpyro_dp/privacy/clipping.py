@@ -47,7 +47,7 @@ GRID = 2**23
 
 _LIMB = 2**24  # a sum is hi * _LIMB + lo with 0 <= lo < _LIMB: exact in int32 for more than 1e9 rows
 _CHUNK_ELEMENTS = 2**15  # rows are taken in chunks of about this many numbers, which bounds the memory
-_CHUNK_ROWS = (2**8, 2**17)
+_FEWEST_CHUNK_ROWS = 2**8
 _MOVING_CHUNK_ROWS = 2**10
 """At most so many, where neighbouring tables may have other numbers of rows: see `whole_chunks`."""
 _BLOCK = 128  # rows whose steps add up in int32: 128 * 2**23 = 2**30
@@ -142,8 +142,6 @@ def clipped_sum(
     def chunk_sum(start: jax.Array, counted: jax.Array) -> tuple:
         slices = tuple(lax.dynamic_slice_in_dim(row, start, chunk)[:, None] for row in rows)
         values = jax.vmap(of_row.of)(slices).astype(dtype)
-        if by_blocks:
-            values = _without_infinities(values)
         # The barrier is for safety first: were a row's value computed twice, for its norm and for the sum, the two
         # could differ by rounding, and the clip would be that of another vector. It is also faster.
         values = lax.optimization_barrier(values)
@@ -212,13 +210,7 @@ def clipped_moments(
     steps = (scalar_steps(lax.optimization_barrier(values.astype(dtype)), bound) + 2**7) >> 8  # rounded
 
     def exact_sum(terms: jax.Array) -> jax.Array:
-        def add(k: jax.Array, total: tuple) -> tuple:
-            return add_sums(total, sum_steps(lax.dynamic_slice_in_dim(padded, k * chunk, chunk)))
-
-        chunk = min(_CHUNK_ROWS[1], size)
-        chunks = -(-size // chunk)
-        padded = jnp.pad(terms, (0, chunks * chunk - size))
-        hi, lo = lax.fori_loop(0, chunks, add, (jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)))
+        hi, lo = sum_steps(terms)
         return hi.astype(dtype) * _LIMB + lo.astype(dtype)
 
     # A square has 30 bits: its two halves are summed apart, so that no partial sum leaves 32 bits.
@@ -248,8 +240,7 @@ def penalized_sum(moments: ClippedMoments, weight: float, factor: float) -> Clip
 
 def chunk_rows(width: int) -> int:
     """Rows to take at once when one row needs `width` numbers: a power of two, which bounds the memory of a pass."""
-    rows = 2 ** round(math.log2(_CHUNK_ELEMENTS / width))
-    return int(np.clip(rows, *_CHUNK_ROWS))
+    return max(2 ** round(math.log2(_CHUNK_ELEMENTS / width)), _FEWEST_CHUNK_ROWS)
 
 
 def whole_chunks(rows: Sequence[jax.Array], chunk: int) -> tuple[tuple[jax.Array, ...], int, jax.Array]:
@@ -312,7 +303,6 @@ def _vector_steps(values: jax.Array, bound: jax.Array | float) -> jax.Array:
 def _sum_by_blocks(values: jax.Array, bound: jax.Array | float, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The sum over rows in fixed places, of which only the sums of blocks of rows are rounded.
 
-    :param values: without infinities or NaN, see `_without_infinities`; a vector that has had one has no finite norm.
     :param counts: which rows count.
     """
     size, dimension = values.shape
@@ -324,19 +314,15 @@ def _sum_by_blocks(values: jax.Array, bound: jax.Array | float, counts: jax.Arra
     blocks = -(-size // SMALL_BLOCK)
     missing = blocks * SMALL_BLOCK - size
     weights = jnp.pad(weights, (0, missing)).reshape(blocks, 1, SMALL_BLOCK)
-    vectors = jnp.pad(values, ((0, missing), (0, 0))).reshape(blocks, SMALL_BLOCK, dimension)
+    finite = jnp.where(jnp.isfinite(values), values, 0)  # 0 times what is not would be NaN
+    vectors = jnp.pad(finite, ((0, missing), (0, 0))).reshape(blocks, SMALL_BLOCK, dimension)
     sums = jnp.matmul(weights, vectors, precision=lax.Precision.HIGHEST)[:, 0]
     return sum_in_limbs(jnp.round(sums).astype(jnp.int32))  # at most 2**29
 
 
-def _without_infinities(values: jax.Array) -> jax.Array:
-    """Numbers so large that their squares overflow in the place of infinities and NaN: 0 times them is 0."""
-    return jnp.where(jnp.isfinite(values), values, jnp.finfo(values.dtype).max / 4)
-
-
 def radius_by_blocks(dimension: int, block: int) -> float:
     """`_radius` for vectors that are added up by blocks of so many rows."""
-    return _radius(dimension, 2 * block**2 * float(np.finfo(np.float32).eps) / 2)
+    return _radius(dimension, block**2 * float(np.finfo(np.float32).eps))
 
 
 def _radius(dimension: int, room: float) -> float:
@@ -357,9 +343,10 @@ def _radius(dimension: int, room: float) -> float:
 def sum_steps(steps: jax.Array, owners: OwnerIndex | None = None) -> tuple[jax.Array, jax.Array]:
     """Exact sum over the leading axis, of at most `GRID` steps each, in int32 throughout.
 
-    At most 2**26 rows; with owners at most 2**17.
+    :raises ValueError: if there are more than 2**26 rows; with owners, more than 2**17.
     """
     if owners is not None:
+        _require_at_most(2**17, steps)
         high = jax.ops.segment_sum(steps >> 12, owners.of_row, owners.num_owners)
         return normalize(high, jax.ops.segment_sum(steps & 4095, owners.of_row, owners.num_owners))
     blocks = -(-steps.shape[0] // _BLOCK)
@@ -369,11 +356,21 @@ def sum_steps(steps: jax.Array, owners: OwnerIndex | None = None) -> tuple[jax.A
 
 
 def sum_in_limbs(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Exact sum over the leading axis of at most 2**19 integers, as ``hi * 2**24 + lo``."""
+    """Exact sum over the leading axis of integers, as ``hi * 2**24 + lo``.
+
+    :raises ValueError: if there are more than 2**19.
+    """
+    _require_at_most(2**19, steps)
     high, middle, low = (jnp.sum(limb, 0, jnp.int32) for limb in (steps >> 22, (steps >> 11) & 2047, steps & 2047))
     middle = middle + (low >> 11)
     high = high + (middle >> 11)
     return high >> 2, ((high & 3) << 22) + ((middle & 2047) << 11) + (low & 2047)
+
+
+def _require_at_most(most: int, steps: jax.Array) -> None:
+    """More would overflow an int32, and the sum be another one."""
+    if steps.shape[0] > most:
+        raise ValueError(f"at most {most} numbers can be added up exactly at once, got {steps.shape[0]}")
 
 
 def add_sums(one: tuple[jax.Array, jax.Array], other: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -424,7 +421,7 @@ def _known_sums_are_right(backend: str, x64: bool) -> bool:
     with jax.ensure_compile_time_eval():
         x_, y_, z_ = (jnp.asarray(v) for v in (x, y, z))
         found = jax.jit(jax.vmap(lambda z: jnp.sum(y_ * (x_ @ z))))(z_)
-        total = jax.jit(lambda v: clipped_sum(lambda row: row[0][0], (v,), 3.0))(jnp.asarray(np.tile(x[:, 0], 300)))
+        total = jax.jit(lambda v: clipped_sum(lambda row: row[0][0], (v,), 3.0))(jnp.asarray(np.tile(x[:, 0], 301)))
     steps = np.asarray(total.hi).astype(np.int64) * _LIMB + np.asarray(total.lo)
-    expected_steps = 300 * sum(round(v * GRID / 3.0) for v in x[:, 0])
-    return bool(np.array_equal(found, expected)) and abs(int(steps) - expected_steps) <= 64 * 300
+    expected_steps = 301 * sum(round(v * GRID / 3.0) for v in x[:, 0])
+    return bool(np.array_equal(found, expected)) and abs(int(steps) - expected_steps) <= 64 * 301  # each is rounded

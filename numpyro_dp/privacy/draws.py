@@ -270,14 +270,12 @@ def _for_device(drawn: Drawn, dtype: Any) -> tuple:
 
 
 def _for_device_shape(shape: tuple[int, ...], private: bool, batches: Batches, num_rows: int, dtype: Any) -> tuple:
-    sampled = not isinstance(batches, AllRows)
-    capacity = batches.capacity(num_rows) if sampled else 0  # type: ignore[union-attr]
-    return (
-        jax.ShapeDtypeStruct((), dtype),
-        jax.ShapeDtypeStruct((2, *shape), jnp.int32) if private else None,
-        jax.ShapeDtypeStruct((shape[0], capacity), jnp.int32) if sampled else None,
-        jax.ShapeDtypeStruct((shape[0],), jnp.int32) if sampled else None,
-    )
+    multiplier = jax.ShapeDtypeStruct((), dtype)
+    noise = jax.ShapeDtypeStruct((2, *shape), jnp.int32) if private else None
+    if isinstance(batches, AllRows):
+        return multiplier, noise, None, None
+    indices = jax.ShapeDtypeStruct((shape[0], batches.capacity(num_rows)), jnp.int32)
+    return multiplier, noise, indices, jax.ShapeDtypeStruct((shape[0],), jnp.int32)
 
 
 def _tags(nonce: jax.Array, i: jax.Array, kind: int, length: int) -> jax.Array:

@@ -23,7 +23,7 @@ import jax.extend.core.primitives
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
 CALLS = frozenset(("closed_call", "custom_jvp_call", "custom_vjp_call", "jit", "remat2"))
@@ -321,7 +321,7 @@ def _jaxs_own() -> dict[str, list]:
     for module in (jax.extend.core.primitives, lax, lax.linalg):
         for key in dir(module):
             primitive = getattr(module, key)
-            if key.endswith("_p") and hasattr(primitive, "name"):
+            if isinstance(primitive, Primitive):
                 found.setdefault(primitive.name, []).append(primitive)
     key_data = jax.ShapeDtypeStruct((2,), jnp.uint32)
     wrapping = jax.make_jaxpr(lambda x: jax.random.key_data(jax.random.wrap_key_data(x, impl="threefry2x32")))(key_data)

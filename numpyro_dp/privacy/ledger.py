@@ -246,11 +246,9 @@ def _is_gaussian_scale(kind: Wanted) -> bool:
 
 def _gaussian_multiplier(kind: Wanted, rho: float) -> float:
     """The argument of `kind.mechanisms` with which they cost the kind's share of `rho`, up to rounding."""
-    if len(kind.counts) == 1 and kind.mechanisms(1.0)[0].noise_multiplier == 1:
-        return accounting.noise_multiplier_for(kind.share * rho, kind.counts[0])
-    # Each mechanism's noise is proportional to the argument.
-    cost = math.fsum(count * (m.rho or 0.0) for m, count in zip(kind.mechanisms(1.0), kind.counts, strict=True))
-    return math.sqrt(cost / (kind.share * rho)) * (1 + 1e-13)
+    # Each mechanism's noise is proportional to the argument: at 1, they cost as much as so many of noise 1 would.
+    count = math.fsum(c / m.noise_multiplier**2 for m, c in zip(kind.mechanisms(1.0), kind.counts, strict=True))
+    return accounting.noise_multiplier_for(kind.share * rho, count)
 
 
 def plan_for_noise(

@@ -491,7 +491,7 @@ def _one_more_bit(gamma: np.ndarray, deltas: np.ndarray, near: slice, cells: int
 
 def _chords(eps: np.ndarray, grid: np.ndarray, deltas: np.ndarray) -> np.ndarray:
     """Straight lines in ``e^eps`` between the points of an equally spaced `grid` that starts at 0; 0 beyond it."""
-    step = grid[1] - grid[0]
+    step = grid[1]
     inside = np.minimum(eps, grid[-1])
     left = np.clip((inside / step).astype(int), 0, len(grid) - 2)
     weight = np.clip(np.expm1(inside - grid[left]) / math.expm1(step), 0.0, 1.0)

@@ -359,9 +359,8 @@ def trace_program(function: Callable[..., Any], *args: Any, static: Sequence[int
     :raises TypeError: if it asks for one where it may be asked several times.
     """
     closed, shapes = jax.make_jaxpr(function, static_argnums=tuple(static), return_shape=True)(*args)
-    for eqn in closed.jaxpr.eqns:
-        if any(_asks(inner) for inner in jaxprs_in(eqn.params)):
-            _refused()
+    if any(_asks(inner) for outer in closed.jaxpr.eqns for inner in jaxprs_in(outer.params)):
+        _refused()
     return closed, shapes
 
 

@@ -32,9 +32,8 @@ _SAFETY = 1e-9  # relative, of an eps that was found by iteration
 
 @dataclass(frozen=True, eq=False)
 class LossDistribution:
-    """The privacy loss of one release: probability `mass[k]` of the loss ``(lowest + k) * interval``."""
+    """The privacy loss of one release: probability `mass[k]` of the loss ``lowest + k``, in intervals of a grid."""
 
-    interval: float
     lowest: int
     mass: np.ndarray
     infinite: float
@@ -57,12 +56,12 @@ def _two_sided(above: np.ndarray, infinite: float, opposite: np.ndarray, interva
     """Losses below 0 come from the `opposite` direction: ``-x`` has ``e^-x`` times the probability of ``x`` there."""
     below = opposite * np.exp(-interval * np.arange(1, len(opposite) + 1))
     at_zero = max(1.0 - float(np.sum(above)) - float(np.sum(below)) - infinite, 0.0)
-    return LossDistribution(interval, -len(below), np.concatenate([below[::-1], [at_zero], above]), infinite)
+    return LossDistribution(-len(below), np.concatenate([below[::-1], [at_zero], above]), infinite)
 
 
 def _connect_dots(profile: Profile, interval: float) -> tuple[np.ndarray, float]:
     """Probabilities of the losses ``interval``, ``2 * interval``, ... and of infinity."""
-    bins = max(1, math.ceil(largest_loss(profile) / interval))
+    bins = math.ceil(largest_loss(profile) / interval)
     deltas = np.minimum.accumulate(profile(interval * np.arange(bins + 1)))
     drops = deltas[:-1] - deltas[1:]
     # The mass of each cell goes to its two ends, in the shares that keep its probability under both tables.
@@ -113,8 +112,8 @@ class Convolution:
     ``e^(tilt * loss)`` and normalised) so that the sum concentrates at that eps; then the error is relative.
     """
 
-    def __init__(self, losses: list[tuple[LossDistribution, int]]) -> None:
-        self._interval = losses[0][0].interval
+    def __init__(self, losses: list[tuple[LossDistribution, int]], interval: float) -> None:
+        self._interval = interval
         self._parts = []
         for loss, count in losses:
             (kept,) = np.nonzero(loss.mass)
@@ -134,21 +133,22 @@ class Convolution:
         sums = self._sums(tilt)
         if bound <= 0 or sums.delta(0.0) <= delta:
             return 0.0
-        upper, step = bound, 1e-6 * bound
-        while sums.delta(upper) > delta:  # only through rounding
-            upper, step = upper + step, 2 * step
-        lower, step = upper, 0.05 * upper
+        if sums.delta(bound) > delta:  # cannot happen unless the room for rounding were too small
+            return math.inf
+        lower, step = bound, 0.05 * bound
         while lower > 0 and sums.delta(lower) <= delta:
             lower, step = max(lower - step, 0.0), 2 * step
-        eps = brentq(lambda e: math.log(max(sums.delta(e), 1e-300) / delta), lower, upper, xtol=1e-14, rtol=1e-12)
+        eps = brentq(lambda e: math.log(max(sums.delta(e), 1e-300) / delta), lower, bound, xtol=1e-14, rtol=1e-12)
         eps = eps * (1 + _SAFETY) + 1e-12
-        return eps if sums.delta(eps) <= delta else upper
+        return eps if sums.delta(eps) <= delta else bound
 
     def delta(self, eps: float) -> float:
+        if self._infinite >= 1.0:
+            return 1.0
         untilted = self._cumulants(0.0)
         start = (eps - untilted.mean) / (untilted.variance + self._interval**2)
         tilt = self._root(lambda tilt, k: k.mean - eps, start)
-        return min(1.0, self._sums(tilt).delta(eps))
+        return self._sums(tilt).delta(eps)
 
     def _root(self, slope: Callable[[float, _Cumulants], float], start: float) -> float:
         """The tilt, to a percent, where `slope` is 0: a function of a tilt and the cumulants there, which increases.

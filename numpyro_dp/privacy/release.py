@@ -409,7 +409,7 @@ class Vault:
         # Centred indicators have half the norm; but where n is private it may not be added back.
         centre = 0.5 if self.has_public_size else 0.0
         largest = (1 - centre) * math.sqrt(k) * _ROOM
-        taken_off = centre * self._rows[0].shape[0] if self.has_public_size else 0.0
+        taken_off = centre * self._rows[0].shape[0]
 
         def bounds(position: jax.Array) -> jax.Array:
             return smallest * grid.ratio ** position.astype(dtype)
@@ -466,7 +466,7 @@ class Vault:
         limits = jax.vmap(bounds, out_axes=-1)(jnp.broadcast_to(jnp.arange(num_bounds)[:, None], (num_bounds, k)))
 
         def counts_of(rows: tuple, present: jax.Array) -> list:
-            chunk = min(chunk_rows(width + k * num_bounds), present.shape[0])
+            chunk = math.gcd(chunk_rows(width + k * num_bounds), present.shape[0])  # so that all chunks are whole
 
             def add(j: jax.Array, total: jax.Array) -> jax.Array:
                 own, here = (
@@ -664,7 +664,7 @@ def _number(value: Any, what: str) -> jax.Array | float:
     number = jnp.asarray(value)
     if number.shape != () or jnp.issubdtype(number.dtype, jnp.complexfloating):
         raise ValueError(f"{what} is one real number, got shape {number.shape} of {number.dtype}")
-    return number if jnp.issubdtype(number.dtype, jnp.floating) else number.astype(jnp.result_type(float))
+    return number
 
 
 def _vector(value: Any, size: int) -> jax.Array:

@@ -162,8 +162,7 @@ def _check(bound: float, eps: float, delta: float | None, relation: str, num_row
 
 def _of_slices(per_row: Callable[..., Any]) -> Callable[[tuple], jax.Array]:
     def function(row: tuple) -> jax.Array:
-        value = jnp.asarray(per_row(*(part[0] for part in row)))
-        return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(jnp.result_type(float))
+        return jnp.asarray(per_row(*(part[0] for part in row)))
 
     return function
 
@@ -183,6 +182,8 @@ def _checked(
     )
     problems = print_problems(closed, "per_row")
     problems += [describe_hazard(name, "per_row") for name in sorted(hazards(closed.jaxpr, [True] * len(arrays)))]
+    if jnp.issubdtype(result.dtype, jnp.complexfloating):
+        problems.append(f"per_row must give real numbers, and gives {result.dtype}: take their parts, or the modulus")
     if len(result.shape) > 1:
         problems.append(f"per_row must give a number or a vector, and gives shape {result.shape}: ravel it")
     size = arrays[0].shape[0]

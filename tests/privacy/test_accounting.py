@@ -355,6 +355,7 @@ def test_a_wrong_relation_is_noticed(mechanism):
         [(TruncatedPoissonGaussian(0.9, 0.02, 5000, 110), 300)],
         [(PoissonGaussian(1.0, 0.1), 20), (Gaussian(8.0), 10), (PoissonGaussian(0.6, 0.001), 100)],
         [(PoissonGaussian(0.5, 0.5), 1)],
+        [(PoissonGaussian(0.3, 0.001), 10)],
     ],
 )
 def test_agrees_with_dp_accounting(releases, relation):
@@ -806,9 +807,12 @@ def test_chords_join_the_points_of_a_grid():
     np.testing.assert_allclose(mechanisms._chords(eps, grid, deltas), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("mechanism", "relation"), CASES)
-def test_the_probabilities_of_losses_add_up_to_one(mechanism, relation):
-    for loss in mechanism.pld(relation, 0.01):
+@pytest.mark.parametrize(
+    ("mechanism", "relation", "interval"),
+    [*((*case, 0.01) for case in CASES), (BarkerBatch(0.7, 50, 1000, 2.0), REPLACE, 100.0)],  # one without an end
+)
+def test_the_probabilities_of_losses_add_up_to_one(mechanism, relation, interval):
+    for loss in mechanism.pld(relation, interval):
         assert loss.mass.min() >= 0
         assert loss.mass.sum() + loss.infinite == pytest.approx(1, abs=1e-12)
 
@@ -848,6 +852,9 @@ def test_between_two_places_there_is_a_share_or_nothing():
     found = mechanisms._log_between(low, high)
     np.testing.assert_allclose(np.exp(found), [0.34134475, 0.68268949, 0.0, 0.0, 0.5], atol=1e-8)
     assert mechanisms._log_between(np.array([2.0]), np.array([1.0])) == -np.inf
+    # The logarithm of the normal law falls here, in its last bit.
+    next_to_it = [np.array([-float.fromhex(f"0x1.40c9e9e0b379{digit}p+0")]) for digit in "54"]
+    assert mechanisms._log_between(*next_to_it) < -30
 
 
 def test_a_batch_that_is_never_full_is_a_poisson_batch():
@@ -922,3 +929,21 @@ def test_one_more_bit_is_the_most_that_any_logit_gives():
         p = -np.expm1(t - shift) / -math.expm1(-shift)
         best = (p * profile(grid[k] - t) + (1 - p) * profile(grid[k] - t + shift)).max()
         assert best * (1 - 1e-9) - 1e-15 <= deltas[k] <= best * (1 + 1e-3) + 1e-15
+
+
+def test_a_delta_is_never_below_zero():
+    """Where two probabilities are alike to the last bit, their difference may be on either side."""
+    assert min(gaussian_delta(eps, 1e-26) for eps in np.linspace(1e-13, 6e-12, 2000)) >= 0
+
+
+def test_without_noise_a_mechanism_still_has_its_relations():
+    assert composed_eps([(FixedBatchGaussian(0.0, 20, 400), 1)], 1e-5, REPLACE) == math.inf
+    with pytest.raises(ValueError, match="add_or_remove_one"):
+        composed_eps([(FixedBatchGaussian(0.0, 20, 400), 1)], 1e-5, ADD_REMOVE)
+
+
+@pytest.mark.parametrize("mechanism", [BarkerBatch(0.7, 50, 50, 2.0), FixedBatchGaussian(1e-5, 100, 100)])
+def test_what_hides_nothing_has_a_delta_of_one(mechanism):
+    """All of its losses are infinite, or as good as that."""
+    assert composed_delta([(mechanism, 1)], 1.0, REPLACE) == 1.0
+    assert composed_eps([(mechanism, 1)], 1e-5, REPLACE) == math.inf

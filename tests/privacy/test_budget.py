@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import errno
 import json
 import math
 import multiprocessing
@@ -10,8 +11,11 @@ import os
 import pickle
 import re
 import shutil
+import sys
 import threading
+import types
 import warnings
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -903,6 +907,48 @@ def test_a_claim_is_counted_by_whole_numbers(path, counts):
     assert not claimant.claim(ratio(2**63 - 1), planned.kinds)
 
 
+def test_a_file_that_was_written_before_is_read(path):
+    """Of its lines, the hashes are over the same bytes in all versions."""
+    shutil.copy(Path(__file__).with_name("written_before.budget"), path)
+    budget = PrivacyBudget(path, witness=False)
+    assert (budget.eps, budget.delta, budget.other) == (2.0, 1e-6, (0.5, 1e-7))
+    (charge,) = budget.charges
+    assert (charge.what, charge.eps, charge.num_rows) == ("DPPenalty", 1.0, 50)
+    assert budget.claimed(charge.run, plan(1.0)) == ratio(4)
+    budget.charge(plan(0.1), "another")
+    assert [c.what for c in PrivacyBudget(path, witness=False).charges] == ["DPPenalty", "another"]
+
+
+@pytest.fixture
+def windows(monkeypatch):
+    """Locks as Windows has them: each attempt may give up. A list of errors to come, and one of what was done."""
+    errors, done = [], []
+
+    def locking(descriptor, mode, length):
+        done.append((mode, os.lseek(descriptor, 0, os.SEEK_CUR), length))
+        if errors:
+            raise OSError(errors.pop(), "no lock")
+
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.setitem(sys.modules, "msvcrt", types.SimpleNamespace(LK_LOCK="lock", LK_UNLCK="free", locking=locking))
+    return errors, done
+
+
+def test_where_an_attempt_to_lock_gives_up_another_one_is_made(path, windows):
+    errors, done = windows
+    errors += [errno.EDEADLK, errno.EDEADLK]
+    PrivacyBudget(path, eps=2.0, delta=1e-6)
+    assert [mode for mode, *_ in done] == ["lock", "lock", "lock", "free"]
+    assert {place for _, place, _ in done} == {2**40}  # of all versions, or they would not see each other
+
+
+def test_what_cannot_be_locked_is_not_used(path, windows):
+    errors, _ = windows
+    errors.append(errno.ENOLCK)
+    with pytest.raises(OSError, match="no lock"):
+        PrivacyBudget(path, eps=2.0, delta=1e-6)
+
+
 def test_files_of_version_0_1_0_are_read_and_their_claims_stay(path):
     """They name no claimant, so nobody knows whether what was given back had been made."""
     budget, planned = PrivacyBudget(path, eps=2.0, delta=1e-6), plan(1.0)
@@ -1134,7 +1180,7 @@ def test_a_schedule_costs_no_more_than_its_share():
         )
         rho = math.fsum(mechanism.rho for mechanism in planned.kinds["grad"].mechanisms)
         assert rho <= 0.7 * gaussian_rho(eps, 1e-6)
-        assert rho >= 0.7 * gaussian_rho(eps, 1e-6) * (1 - 1e-9)
+        assert rho >= 0.7 * gaussian_rho(eps, 1e-6) * (1 - 3e-9)
 
 
 def test_a_ledger_is_for_the_arrays_that_it_has_seen():

@@ -296,6 +296,37 @@ def test_by_blocks_a_mutation_without_the_clip_is_caught(monkeypatch):
     assert np.linalg.norm(difference.astype(float)) > sensitivity_steps("replace_one")
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("bound", [1e-18, 1.0, 1e18, 1e20, 1e30])
+def test_by_blocks_a_row_with_a_number_that_is_none_counts_as_0_at_any_bound(bad, bound):
+    values = np.zeros((70, 2), np.float32)
+    values[3] = [bad, 1.0]
+    np.testing.assert_array_equal(steps(by_blocks(values, bound)), 0)
+
+
+def test_more_rows_than_fit_into_the_limbs_are_never_added_up_at_once():
+    """An int32 would overflow, and the sum be another one. No memory is needed for a shape."""
+
+    def shape_of_sum(length, dimension=()):
+        rows = jax.ShapeDtypeStruct((length, *dimension), jnp.int32)
+        return jax.eval_shape(sum_steps, rows)[0].shape
+
+    assert shape_of_sum(2**26) == ()
+    assert shape_of_sum(2**26, (3,)) == (3,)
+    with pytest.raises(ValueError, match="at most 524288 numbers can be added up exactly at once"):
+        shape_of_sum(2**26 + 1)
+    owned = lambda steps: sum_steps(steps, OwnerIndex(jnp.zeros(len(steps), jnp.int32), 1))  # noqa: E731
+    assert jax.eval_shape(owned, jax.ShapeDtypeStruct((2**17,), jnp.int32))[0].shape == (1,)
+    with pytest.raises(ValueError, match="at most 131072 numbers can be added up exactly at once, got 131073"):
+        jax.eval_shape(owned, jax.ShapeDtypeStruct((2**17 + 1,), jnp.int32))
+    rows = jax.ShapeDtypeStruct((2**26 + 1,), jnp.float32)  # in chunks there may be more
+    for fixed_places in (True, False):
+        total = jax.eval_shape(
+            lambda x, fixed=fixed_places: clipped_sum(lambda row: row[0][0], (x,), 1.0, fixed_places=fixed), rows
+        )
+        assert total.hi.shape == ()
+
+
 def test_what_is_not_in_fixed_places_is_added_row_by_row(monkeypatch):
     """Were a row taken out, all the others would move to other blocks, and be rounded with others."""
     monkeypatch.setattr(numpyro_dp.privacy.clipping, "_sum_by_blocks", lambda *args: pytest.fail("added up by blocks"))

@@ -1,5 +1,6 @@
 """The law of noise and of batches at single values: a histogram does not show it, and many draws add it up."""
 
+import contextlib
 import math
 from decimal import Decimal
 
@@ -251,3 +252,61 @@ def test_acceptance_is_decided_by_as_many_bits_as_it_takes(name, steps, step, wh
 def test_one_number_is_drawn_as_many_are():
     for seed in range(50):
         assert rounded(NORMAL, 3, 1, words_of(seed)).shape == (1,)
+
+
+def imprecise_at_first(bits):
+    """Arithmetic whose error is large while there are 64 bits."""
+    return precise(bits) if bits > 64 else contextlib.nullcontext(Decimal("0.3"))
+
+
+precise = exact_sampling._precision
+
+
+@pytest.mark.parametrize("ratio", [2.9, 3.1])
+def test_within_the_error_of_a_border_a_further_word_decides_on_a_whole_number(ratio, monkeypatch):
+    monkeypatch.setattr(exact_sampling, "_precision", imprecise_at_first)
+    asked = []
+    word = int(math.exp(-ratio / 2) * 2**64)
+    further = lambda count: asked.append(count) or np.array([2**63], np.uint64)  # noqa: E731
+    assert exact_sampling._whole_number_exactly(lambda: Decimal("0.5"), word, further) == math.floor(ratio)
+    assert asked == [1]
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_within_the_error_of_a_border_a_further_word_decides_whether_to_accept(accepted, monkeypatch):
+    monkeypatch.setattr(exact_sampling, "_precision", imprecise_at_first)
+    asked, part = [], 2**62
+    border = int(NORMAL.log_accept_exactly(1, Decimal("0.5")).exp() * 2**64)
+    test = border + (-1 if accepted else 1) * 2**50
+    further = lambda count: asked.append(count) or np.array([2**63, 2**63], np.uint64)  # noqa: E731
+    assert exact_sampling._accept_exactly(NORMAL, 1, 1, 0, part, test, further) == accepted
+    assert asked == [2]
+
+
+def test_the_smallest_word_is_left_open_and_gives_a_number():
+    whole, is_open = exact_sampling._whole_numbers(0.5, np.array([0], np.uint64))
+    assert np.isfinite(whole).all()
+    assert is_open.all()
+
+
+def counted(words, asked):
+    return lambda count: asked.append(count) or words(count)
+
+
+@pytest.mark.parametrize(
+    ("rate", "num_rows", "most"), [(1e-3, 10**6, 1_500), (1e-15, 1, 20), (0.5, 1000, 700), (1e-9, 10**6, 20)]
+)
+def test_a_batch_takes_about_as_many_words_as_it_has_rows(rate, num_rows, most):
+    asked = []
+    poisson_rows(rate, num_rows, counted(words_of(11), asked))
+    assert sum(asked) < most
+
+
+@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("steps", [2**10, 2**10 + 1])
+def test_as_many_proposals_are_made_as_numbers_are_missing(name, steps):
+    """Nearly always in one round, of which about every second or third is accepted."""
+    asked = []
+    assert len(rounded(LAWS[name][0], steps, 10**4, counted(words_of(12), asked))) == 10**4
+    assert len(asked) == 1
+    assert sum(asked) < 4 * 8 * 10**4

@@ -3,6 +3,7 @@ import hashlib
 import math
 import pickle
 import re
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -131,6 +132,8 @@ def test_no_noise_is_a_noise_multiplier_of_zero():
 def test_noise_multipliers_out_of_range_are_refused():
     with pytest.raises(ValueError, match="noise multiplier must lie"):
         NoiseSource().draw((1,), Gaussian(2.0**26), "replace_one", b"")
+    with pytest.raises(ValueError, match="noise multiplier must lie"):  # it would be rounded up to none
+        NoiseSource().draw((1,), types.SimpleNamespace(noise_multiplier=-1e-9), "replace_one", b"")
 
 
 def test_fresh_entropy_never_repeats_and_seeds_do():

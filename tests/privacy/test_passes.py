@@ -17,7 +17,7 @@ from numpyro_dp import FixedBatches
 from numpyro_dp.privacy import passes
 from numpyro_dp.privacy.clipping import GRID, OwnerIndex, clipped_sum
 from numpyro_dp.privacy.isolation import RowsMeetError
-from numpyro_dp.privacy.passes import BLOCK_ROWS, Part, StreamedTable, table_of, total_over
+from numpyro_dp.privacy.passes import BLOCK_ROWS, Part, StreamedTable, table_of, total_over, trace_program
 from numpyro_dp.privacy.release import Grid, RowSum, Vault
 from numpyro_dp.tables import pieces
 from numpyro_dp.tables.engines import Threads
@@ -123,6 +123,17 @@ def test_several_totals_at_once():
 
     found = total_over([table(np.ones(5), (2,))["x"]], of_block)
     assert [(int(hi), int(lo)) for hi, lo in found] == [(5, 10), (15, 20)]
+
+
+def test_several_totals_over_a_table_without_rows():
+    """Each has its own shape."""
+
+    def of_block(rows, present):
+        zeros = [jnp.zeros(shape, jnp.int32) for shape in ((), (2,), (3,))]
+        return [(zero, zero) for zero in zeros]
+
+    found = total_over([table(np.ones(0))["x"]], of_block)
+    assert [(hi.shape, lo.shape) for hi, lo in found] == [((), ()), ((2,), (2,)), ((3,), (3,))]
 
 
 def test_a_column_is_as_long_as_its_table():
@@ -277,6 +288,19 @@ def test_not_in_a_loop_of_a_program():
         vault.program(asks)(vault, given_draw(slots=2))
     with pytest.raises(TypeError, match="as a whole"):
         asks(vault, given_draw(slots=2))
+
+
+@pytest.mark.parametrize("around", [jax.checkpoint, jax.jit], ids=lambda around: around.__name__)
+def test_not_in_a_program_inside_of_another(around):
+    """Whoever runs that might run it several times."""
+    (column,) = [table(np.ones(4))["x"]]
+
+    def asks():
+        return total_over([column], lambda rows, present: [(jnp.sum(present, dtype=jnp.int32),) * 2])[0]
+
+    assert trace_program(asks)
+    with pytest.raises(TypeError, match="as a whole"):
+        trace_program(around(asks))
 
 
 def test_a_program_is_traced_once():

@@ -128,6 +128,7 @@ def test_a_batch_times_its_weight_estimates_the_sum_over_all_rows(batches):
         (lambda: FixedBatches(10), "add_or_remove_one", "need a public number of rows"),
         (lambda: PoissonBatches(60), "replace_one", "only 50 rows"),
         (lambda: FixedBatches(60), "replace_one", "only 50 rows"),
+        (lambda: PoissonBatches(1e-15), "replace_one", "batch_size is 1e-15 of 50 rows, a rate below 1e-15"),
     ],
 )
 def test_batches_that_cannot_be_accounted_for_are_refused(make, relation, message):

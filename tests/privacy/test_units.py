@@ -90,6 +90,14 @@ def test_the_gradient_of_a_unit_is_that_of_its_rows_and_padding_adds_nothing():
     np.testing.assert_allclose(gradient, [np.asarray(each)[k == PERSON].sum(0) for k in ORDER], atol=1e-5)
 
 
+def test_padding_is_a_row_of_the_same_unit():
+    """Were it of another one, which is masked, its infinite derivative times 0 would be NaN here."""
+    layout = units().layout(ARGS, KWARGS)
+    own = np.array(ORDER)[:, None]
+    np.testing.assert_array_equal(PERSON[layout.index], np.broadcast_to(own, layout.index.shape))
+    np.testing.assert_array_equal(layout.present.sum(1), np.bincount(PERSON)[ORDER])
+
+
 def capped(most, args=ARGS, kwargs=KWARGS):
     return group_rows(separate(model, args, kwargs), "person", args, kwargs, most)
 

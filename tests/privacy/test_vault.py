@@ -4,6 +4,7 @@ Malicious algorithms, structure hints, preparations and kernels, in the place of
 eps wrong, and is refused or gets a release that has been paid for.
 """
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -33,7 +34,7 @@ from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError, Releases, Requ
 from numpyro_dp.privacy.mechanisms import BarkerBatch, Gaussian, LogisticBit, PoissonGaussian
 from numpyro_dp.privacy.noise import NoiseSource
 from numpyro_dp.privacy.release import ChangeSum, GradientSum, Grid, PenalizedSum, RowSum, Vault
-from numpyro_dp.privacy.structured import Part, RowStructure
+from numpyro_dp.privacy.structured import Part, RowStructure, StructuredRows
 
 N = 64
 ROWS = (np.float32(1.2345) * np.linspace(-1, 1, N, dtype=np.float32),)
@@ -445,6 +446,18 @@ def test_a_program_is_for_tables_with_its_own_settings():
         vault(neighboring_relation="zero_out").ask(noise(), vault().keep(SUM))
 
 
+def test_a_sum_that_is_kept_is_computed_once_wherever_it_is_asked_for():
+    rows, computed = tuple(map(jnp.asarray, ROWS)), []
+
+    def keep():
+        vaults = {at_hand: Vault(rows, neighboring_relation="zero_out", at_hand=at_hand) for at_hand in (True, False)}
+        kept = {at_hand: of.keep(SUM)._total.hi for at_hand, of in vaults.items()}
+        computed.extend(at_hand for at_hand, hi in kept.items() if not isinstance(hi, jax.core.Tracer))
+
+    jax.make_jaxpr(keep)()
+    assert computed == [True]
+
+
 def test_rows_are_touched_where_nobody_else_looks():
     """In another trace constants could be read; and a search for NaN would stop where a row has one."""
     of, given = vault(at_hand=False), given_draw(1)
@@ -733,6 +746,25 @@ def test_parts_that_share_coordinates_are_refused(structure):
     """Their vectors would add up, to twice the norm that is computed."""
     with pytest.raises(ValueError, match="share no coordinate"):
         vault().with_structure(structure, 3)
+
+
+def test_no_hint_makes_a_sum_of_more_rows_than_are_added_up_exactly():
+    """How many numbers a row needs decides how many rows are taken at once, and a hint says it."""
+
+    def sum_of(width):
+        part = Part("dot", np.array([[0]]), (1,))
+        structure = RowStructure((part,), width, lambda row: (row[0],), lambda values, row: values[0][0] * row[0][0])
+
+        def ask(rows):
+            sums = StructuredRows(structure, rows, 1, contextlib.nullcontext)
+            return sums.log_ratio(jnp.zeros(1), jnp.ones(1), 1.0), sums.gradient(jnp.zeros(1), 1.0)
+
+        return jax.eval_shape(ask, (jax.ShapeDtypeStruct((2**27,), jnp.float32),))  # needs no memory
+
+    change, gradient = sum_of(1)
+    assert (change.hi.shape, gradient.hi.shape) == ((), (1,))
+    with pytest.raises(ValueError, match="at most 524288 numbers can be added up exactly at once"):
+        sum_of(-2.9)
 
 
 def largest_step(structure, size):
