@@ -35,6 +35,7 @@ Proof: docs/proofs/budget.md.
 import contextlib
 import dataclasses
 import datetime
+import decimal
 import errno
 import hashlib
 import html
@@ -181,7 +182,7 @@ class PrivacyBudget:
     def eps_left_at(self, delta: float) -> float:
         """The same for a run with another delta. A kernel's own default is 0.1 / n."""
         left = self._rho_allowed() - sum(charge.rho or 0.0 for charge in self.charges)
-        eps = accounting.gaussian_eps(delta, max(left, 0.0) * (1 - 1e-9))
+        eps = accounting.gaussian_eps(delta, max(left, 0.0))
         return eps * (1 - 3e-9) if eps >= accounting.MIN_EPS else 0.0
 
     def _rho_allowed(self) -> float:
@@ -281,8 +282,8 @@ class PrivacyBudget:
         total = math.fsum([rho, *(c.rho for c in charges if c.rho is not None)])
         if not total <= self._rho_allowed() * (1 + 1e-10):  # which was rounded down by more than that
             left = max(self._rho_allowed() - (total - rho), 0.0)
-            eps = accounting.gaussian_eps(charge.delta, left) * (1 - 1e-6)
-            allowed = f"at most eps={eps:.4g}" if eps >= accounting.MIN_EPS else "nothing"
+            eps = accounting.gaussian_eps(charge.delta, left)
+            allowed = f"at most eps={_rounded_down(eps)}" if eps >= accounting.MIN_EPS else "nothing"
             raise PrivacyBudgetError(
                 f"this run would cost ({charge.eps:g}, {charge.delta:.3g}), and of the ({self.eps - self.other[0]:g}, "
                 f"{self.delta - self.other[1]:g}) for such runs in {self.path} {allowed} is left at that delta, after "
@@ -495,7 +496,8 @@ class PrivacyBudget:
             f"Privacy budget {self.path}",
             f"  eps {self.eps:g}, delta {self.delta:g}, {relation}; {len(charges)} run(s) cost eps "
             f"{self._total(charges):.4g} together, at that delta",
-            f"  one more run with Gaussian releases and delta {self.delta:g} may cost eps {self.eps_left:.4g}",
+            f"  one more run with Gaussian releases and delta {self.delta:g} may cost eps "
+            f"{_rounded_down(self.eps_left)}",
         ]
         lines += [f"  {c.time}  {c.what}: ({c.eps:.6g}, {c.delta:.3g})" for c in charges]
         return "\n".join(lines)
@@ -593,6 +595,12 @@ class _Known(NamedTuple):
                 before = total.get(name, (0,) * len(counts))
                 total[name] = tuple(map(sum, zip(before, counts, strict=True)))
         return total
+
+
+def _rounded_down(eps: float) -> str:
+    """With four digits, by which it may be asked for."""
+    down = decimal.Context(prec=4, rounding=decimal.ROUND_DOWN)
+    return f"{float(down.create_decimal_from_float(eps)):g}"
 
 
 def _require_price(plan: Plan) -> None:

@@ -41,7 +41,7 @@ from numpyro_dp.kernels.prepared import _hash
 from numpyro_dp.preparation.survey import Survey
 from numpyro_dp.privacy.accounting import MIN_DELTA, MIN_EPS, composed_eps, gaussian_delta, gaussian_eps, gaussian_rho
 from numpyro_dp.privacy.ledger import Ledger, Plan, Releases, Request, Wanted, flat_releases, plan_for_budget
-from numpyro_dp.privacy.mechanisms import Gaussian, PoissonGaussian
+from numpyro_dp.privacy.mechanisms import Gaussian, LogisticBit, PoissonGaussian
 from numpyro_dp.privacy.noise import NoiseSource
 
 pytestmark = pytest.mark.filterwarnings("ignore:a new privacy budget was made")
@@ -119,6 +119,39 @@ def test_a_release_that_is_not_gaussian_needs_a_part_of_its_own(path):
     fit(DPPenalty(model, eps=0.9, delta=4e-5, prepare=False, step_size=0.1, budget=budget))
     assert 2.0 < budget.eps_spent <= 3.0
     assert [charge.rho is None for charge in budget.charges] == [True, True, False]
+
+
+def bits(eps, delta):
+    wanted = {"bit": Wanted(lambda scale: (LogisticBit(scale),), (1,))}
+    options = {"neighboring_relation": "replace_one", "num_iterations": 1, "num_chains": 1, "num_rows": 50}
+    return plan_for_budget(eps=eps, delta=delta, wanted=wanted, **options)
+
+
+def test_what_is_set_aside_for_other_runs_is_used_up_by_them_alone(path):
+    budget = PrivacyBudget(path, eps=3.0, delta=1e-4, other=(2.0, 5e-5))
+    budget.charge(plan(0.5), "Gaussian")
+    for eps in (1.0, 0.9):
+        budget.charge(bits(eps, 2e-5), "bits")
+    for eps, delta in ((0.2, 1e-6), (0.05, 2e-5)):
+        with pytest.raises(PrivacyBudgetError, match=r"\(0\.1\d*, 1e-05\) is left"):
+            budget.charge(bits(eps, delta), "too much")
+    budget.charge(bits(0.09, 9e-6), "bits")
+    assert len(budget.charges) == 4
+
+
+@pytest.mark.parametrize("share", [0.1234567, 0.6, 0.99999])
+def test_what_a_budget_says_is_left_can_be_had(path, share):
+    """In its message and in what it prints, too, where digits are cut off."""
+    budget = PrivacyBudget(path, eps=1.0, delta=1e-6)
+    budget.charge(plan(share), "first")
+    with pytest.raises(PrivacyBudgetError, match="at most eps=") as refused:
+        budget.charge(plan(1.0), "too much")
+    said = [re.search(r"at most eps=(\S+) is left", str(refused.value)), re.search(r"may cost eps (\S+)", str(budget))]
+    for eps in (*(float(found.group(1)) for found in said), budget.eps_left):
+        budget.require(plan(eps))
+        assert eps == pytest.approx(budget.eps_left, rel=1e-3)
+        with pytest.raises(PrivacyBudgetError):
+            budget.require(plan(eps * 1.001 + 1e-4))
 
 
 @pytest.mark.parametrize("kernel", [DPSGLD, DPBarker])
@@ -412,8 +445,8 @@ def test_it_is_opened_again_by_its_path(path):
     again = PrivacyBudget(path)
     assert (again.eps, again.delta, again.neighboring_relation) == (2.0, 1e-6, "add_or_remove_one")
     assert [charge.what for charge in again.charges] == ["first"]
-    left = f"one more run with Gaussian releases and delta {again.delta:g} may cost eps {again.eps_left:.4g}"
-    assert re.search(rf"1 run\(s\) cost eps 1 together, at that delta\n  {left}\n.*first: \(1, 1e-06\)", str(again))
+    left = f"one more run with Gaussian releases and delta {again.delta:g} may cost eps "
+    assert re.search(rf"1 run\(s\) cost eps 1 together, at that delta\n  {left}\S+\n.*first: \(1, 1e-06\)", str(again))
     assert again._repr_html_().startswith(f"<progress value='{again.eps_spent / 2:.4f}' max='1'>")
     PrivacyBudget(path, eps=2.0, delta=1e-6)
     for name, value in {"eps": 5.0, "delta": 1e-5, "neighboring_relation": "replace_one"}.items():
@@ -942,6 +975,23 @@ def test_where_an_attempt_to_lock_gives_up_another_one_is_made(path, windows):
     assert {place for _, place, _ in done} == {2**40}  # of all versions, or they would not see each other
 
 
+def test_a_file_that_was_replaced_while_somebody_waited_is_locked_anew(path, tmp_path, monkeypatch):
+    budget = PrivacyBudget(path, eps=2.0, delta=1e-6)
+    lock, locked = numpyro_dp.privacy.budget._lock, []
+
+    def lock_what_is_replaced_first(file):
+        locked.append(os.fstat(file.fileno()).st_ino)
+        if len(locked) == 1:
+            shutil.copy(path, tmp_path / "copy")
+            os.replace(tmp_path / "copy", path)
+        lock(file)
+
+    monkeypatch.setattr(numpyro_dp.privacy.budget, "_lock", lock_what_is_replaced_first)
+    budget.charge(plan(1.0), "run")
+    assert locked[1:] == [path.stat().st_ino]
+    assert locked[0] != locked[1]
+
+
 def test_what_cannot_be_locked_is_not_used(path, windows):
     errors, _ = windows
     errors.append(errno.ENOLCK)
@@ -1110,9 +1160,39 @@ def test_noise_for_batches_goes_by_shares_and_counts():
         return Wanted(lambda multiplier: (PoissonGaussian(multiplier, 0.01, 1e-40),), (count,), share)
 
     options = {"delta": 1e-6, "neighboring_relation": "replace_one", "num_iterations": 10, "num_chains": 1}
-    kinds = plan_for_budget(eps=1.0, wanted={"a": wanted(0.2, 10), "b": wanted(0.6, 40)}, num_rows=50, **options).kinds
+    shares = {"a": wanted(0.2, 10), "b": wanted(0.6, 40)}
+    kinds = plan_for_budget(eps=1.0, wanted=shares, num_rows=50, **options).kinds
     a, b = (kinds[name].mechanisms[0].noise_multiplier for name in "ab")
     assert a / b == pytest.approx(math.sqrt((10 / 0.2) / (40 / 0.6)))
+    assert 0.998 < composed_eps(flat_releases(kinds), 1e-6, "replace_one") <= 1.0
+    without = plan_for_budget(eps=math.inf, wanted=shares, num_rows=50, **options)
+    assert {m.noise_multiplier for kind in without.kinds.values() for m in kind.mechanisms} == {0.0}
+    many = {"a": wanted(0.2, 10), "b": Wanted(lambda scale: (Gaussian(scale),), (10**14,), 0.6)}
+    with pytest.raises(
+        PrivacyBudgetError, match=r"100000000000000 b releases needs a noise multiplier of \d\S+, above"
+    ):
+        plan_for_budget(eps=0.1, wanted=many, num_rows=50, **options)
+
+
+def test_a_nonce_that_comes_again_has_other_noise():
+    """Of a seed: the same noise under two queries would cancel out."""
+    ledger, drawn = Ledger(NoiseSource(seed=3)), []
+    ledger.commit(plan(1.0))
+    for _ in range(3):
+        granted, found = ledger.grant({"ratio": Request(1, (1,))}, 0, 50, b"the same")
+        assert granted
+        drawn.append(tuple(np.ravel(found["ratio"].noise).tolist()))
+    assert len(set(drawn)) == 3
+
+
+def test_a_copy_of_a_ledger_says_nothing_where_the_original_would():
+    """It has no noise to grant: its run is used up in another process, and that says so."""
+    ledger = Ledger(NoiseSource())
+    ledger.commit(plan(1.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        granted, _ = pickle.loads(pickle.dumps(ledger)).grant({"ratio": Request(1, (1,))}, 0, 50, b"")
+    assert not granted
 
 
 def test_releases_of_a_schedule_are_claimed_for_the_iterations_that_make_them(path):

@@ -286,6 +286,13 @@ def test_the_clip_by_blocks_leaves_the_room_of_its_proof(dimension, block):
     assert radius_by_blocks(dimension, block) >= (GRID - dimension**0.5 / 2) * (1 - room) - 2
 
 
+@pytest.mark.parametrize("n", [0, 1, 1024, 2500])
+def test_rows_are_mapped_by_chunks_as_they_are_at_once(n):
+    rows = jnp.asarray(np.random.default_rng(n).normal(size=(n, 3)), jnp.float32)
+    found = map_chunks(lambda row: jnp.stack([row[0][0].sum(), row[0][0, 1]]), (rows,), 2**8)
+    np.testing.assert_allclose(found, np.stack([rows.sum(1), rows[:, 1]], 1), rtol=1e-5, atol=1e-6)
+
+
 def test_by_blocks_a_mutation_without_the_clip_is_caught(monkeypatch):
     monkeypatch.setattr(numpyro_dp.privacy.clipping.lax, "rsqrt", jnp.ones_like)
     values = np.ones((64, 3), np.float32)
@@ -315,6 +322,8 @@ def test_more_rows_than_fit_into_the_limbs_are_never_added_up_at_once():
     assert shape_of_sum(2**26, (3,)) == (3,)
     with pytest.raises(ValueError, match="at most 524288 numbers can be added up exactly at once"):
         shape_of_sum(2**26 + 1)
+    with pytest.raises(ValueError, match="at most 524288 numbers can be added up exactly at once"):
+        shape_of_sum(2**26 + 1, (3,))
     owned = lambda steps: sum_steps(steps, OwnerIndex(jnp.zeros(len(steps), jnp.int32), 1))  # noqa: E731
     assert jax.eval_shape(owned, jax.ShapeDtypeStruct((2**17,), jnp.int32))[0].shape == (1,)
     with pytest.raises(ValueError, match="at most 131072 numbers can be added up exactly at once, got 131073"):

@@ -156,6 +156,7 @@ def test_impossible_batches_are_refused(make, message):
 
 
 def test_less_than_one_row_may_be_expected():
+    PoissonBatches(SMALLEST_RATE).check(1, "replace_one")
     assert PoissonBatches(0.5).probability(N) == 0.01
 
 
