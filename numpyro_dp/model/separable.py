@@ -436,6 +436,10 @@ class _Unobserve(Messenger):
             if msg["infer"].get("is_auxiliary"):
                 msg["stop"] = True  # a factor: it has no value to draw
             else:
+                fn, shape = msg["fn"], jnp.shape(msg["value"])
+                # Of a law that is narrower than what it is compared with, as many values are drawn as are observed.
+                batch = jnp.broadcast_shapes(fn.batch_shape, shape[: len(shape) - fn.event_dim])
+                msg["fn"] = fn if batch == fn.batch_shape else fn.expand(batch)
                 msg["is_observed"], msg["value"] = False, None
 
 

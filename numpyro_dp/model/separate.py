@@ -168,7 +168,9 @@ def _with_latents(
 
 
 def _outcome_leaves(outcomes: Sequence[Site], private: frozenset[int]) -> frozenset[int] | None:
-    if not all(site.value_depends_on & private for site in outcomes):
+    # A value that is computed from parameters, `obs=y - X @ b`, is no outcome: with one that is drawn in its place, the
+    # row would tell nothing of them.
+    if any(site.value_has_latents or not site.value_depends_on & private for site in outcomes):
         return None
     return frozenset(
         k for k, leaf in enumerate(sorted(private)) if any(leaf in site.value_depends_on for site in outcomes)

@@ -54,6 +54,7 @@ class Site:
     log_prob_shape: Shape = ()
     depends_on: frozenset[int] = frozenset()  # argument leaves that its log density (or value) is computed from
     value_depends_on: frozenset[int] = frozenset()
+    value_has_latents: bool = False  # whether the value is computed from latents
     discrete_latents: frozenset[str] = frozenset()  # that its log density or value is computed from
     continuous_latents: frozenset[str] = frozenset()  # likewise
 
@@ -146,6 +147,7 @@ def abstract_trace(model: Callable, args: tuple, kwargs: dict) -> FullTrace:
         site = sites[name]
         site.value_depends_on, of_value = _inputs_of(closed.jaxpr, jax.tree.leaves(value), inputs)
         site.depends_on, of_density = _inputs_of(closed.jaxpr, [log_prob], inputs)
+        site.value_has_latents = bool(of_value)
         site.discrete_latents = (of_value | of_density) & discrete.keys()
         site.continuous_latents = (of_value | of_density) & prototype.keys()
         if site.kind != "observed":
@@ -347,8 +349,9 @@ def draw_outcomes(
         allows_mask = name in outcomes and len(outcomes) == 1
         if site is None or site["is_observed"] or not is_drawable(site["fn"], allows_mask):
             raise CannotDrawError(f"site {name}")
-        if name in latents and not is_unscaled(site):
-            raise CannotDrawError(f"latent site {name} is scaled")
+        # What is drawn has the law that is not scaled: its information would be the scale's square instead of the scale.
+        if not is_unscaled(site):
+            raise CannotDrawError(f"site {name} is scaled")
     return {name: sites[name]["value"] for name in outcomes}
 
 
