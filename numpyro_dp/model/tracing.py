@@ -349,7 +349,7 @@ def draw_outcomes(
         allows_mask = name in outcomes and len(outcomes) == 1
         if site is None or site["is_observed"] or not is_drawable(site["fn"], allows_mask):
             raise CannotDrawError(f"site {name}")
-        # What is drawn has the law that is not scaled: its information would be the scale's square instead of the scale.
+        # What is drawn has the law that is not scaled: its information is off by a factor of the scale.
         if not is_unscaled(site):
             raise CannotDrawError(f"site {name} is scaled")
     return {name: sites[name]["value"] for name in outcomes}

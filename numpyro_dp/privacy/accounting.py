@@ -261,7 +261,7 @@ def _composed_eps(releases: _Merged, delta: float, relation: str) -> float:
             return math.inf
         guess = eps * (1 + 1e-6) + 1e-9
         rest = delta - overflow * (1 + math.exp(guess))
-        if rest < MIN_DELTA:
+        if rest <= 0:
             return math.inf
         eps = curve.eps(rest)
         if eps <= guess:

@@ -177,8 +177,10 @@ class FixedBatches:
     batch_size: int
 
     def __post_init__(self):
-        if not isinstance(self.batch_size, int) or self.batch_size < 2:
+        is_whole = isinstance(self.batch_size, int | np.integer) and not isinstance(self.batch_size, bool)
+        if not is_whole or self.batch_size < 2:
             raise ValueError(f"batch_size of FixedBatches must be an integer of at least 2, got {self.batch_size!r}")
+        object.__setattr__(self, "batch_size", operator.index(self.batch_size))
 
     def check(self, num_rows: int, neighboring_relation: str) -> None:
         if not size_is_public(neighboring_relation):

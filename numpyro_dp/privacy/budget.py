@@ -117,6 +117,7 @@ class PrivacyBudget:
         other: tuple[float, float] | None = None,
         witness: "str | os.PathLike | bool" = True,
     ):
+        other = None if other is None else (float(other[0]), float(other[1]))
         self._path = Path(path).resolve()  # of a link, too, so that all who use it lock the same file
         self._witness_choice = witness
         self._threads = threading.Lock()
@@ -330,6 +331,8 @@ class PrivacyBudget:
             )
         if not (0 <= other[0] <= eps and 0 <= other[1] < delta):
             raise ValueError(f"other must be a part (eps, delta) of the budget ({eps:g}, {delta:g}), got {other}")
+        if eps - other[0] >= accounting.MIN_EPS and delta - other[1] < accounting.MIN_DELTA:
+            raise ValueError(f"other leaves a delta of {delta - other[1]:g}, too little: leave more, or all of eps")
         witness = self._witness()
         if witness is not None and witness.exists():
             raise PrivacyBudgetError(

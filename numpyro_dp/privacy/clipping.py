@@ -226,21 +226,25 @@ def penalized_sum(moments: ClippedMoments, weight: float, factor: float) -> Clip
     rows within +-c (tight: all other rows at c, one that moves from -c to c), which is the sensitivity ``2 * bound`` of
     the result. Rounding is allowed for.
     """
-    size, unit = moments.size, moments.bound / 2**15
+    size = moments.size
     spread = moments.second - moments.first * (moments.first / size)
-    value = weight * unit * moments.first - weight**2 * factor * unit**2 * spread / 2
-    largest = weight * moments.bound + weight**2 * moments.bound**2 * (1 - 1 / size) * factor
+    # In units of the weighted bound, of which the square could be beyond the range of floats.
+    unit = weight * moments.bound
+    value = moments.first / 2**15 - unit * factor * (spread / 2**31)
+    largest = 1 + unit * factor * (1 - 1 / size)
     # The integers are exact; of the float operations on them, each is off by at most eps times the largest value, which
     # is below `size` times `largest`.
-    bound = largest * (1 + 8 * size * float(jnp.finfo(value.dtype).eps) + 1e-6)
-    steps = jnp.where(bound > 0, jnp.round(value * (GRID / bound)), 0)
+    room = 1 + 8 * size * float(jnp.finfo(value.dtype).eps) + 1e-6
+    bound = unit * largest * room
+    usable = (bound > 0) & jnp.isfinite(bound)
+    steps = jnp.where(usable, jnp.round(value * (GRID / (largest * room))), 0)
     hi = jnp.floor(steps / _LIMB)
     return ClippedSum(hi.astype(jnp.int32), (steps - hi * _LIMB).astype(jnp.int32), bound)
 
 
 def chunk_rows(width: int) -> int:
     """Rows to take at once when one row needs `width` numbers: a power of two, which bounds the memory of a pass."""
-    return max(2 ** round(math.log2(_CHUNK_ELEMENTS / width)), _FEWEST_CHUNK_ROWS)
+    return max(2 ** round(math.log2(_CHUNK_ELEMENTS / max(width, 1))), _FEWEST_CHUNK_ROWS)
 
 
 def whole_chunks(rows: Sequence[jax.Array], chunk: int) -> tuple[tuple[jax.Array, ...], int, jax.Array]:

@@ -78,7 +78,7 @@ _LISTED = frozenset(
         *("custom_linear_solve", "scan"),
     )
 )
-_OF_KEYS = frozenset(("random_bits", "random_fold_in", "random_split"))
+_OF_KEYS = frozenset(("random_bits", "random_fold_in", "random_seed", "random_split"))
 _ON_CPUS = frozenset(("eigh", "svd"))
 """LAPACK's, which takes one row's matrix after the other; what libraries for other devices do is not known."""
 _LOOPING = frozenset(("random_gamma",))
@@ -129,6 +129,8 @@ def alone(function: Callable, *example: Any, of_rows: Sequence[bool] | None = No
     :raises RowsMeetError: naming the operations that are not known to keep rows apart.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*example)
+    if not _is_plain(shapes):
+        raise ValueError(f"a row contributes arrays, or tuples of arrays, and not {type(shapes).__name__}")
     flags = [True] * len(example) if of_rows is None else of_rows
     marked = [flag for flag, part in zip(flags, example, strict=True) for _ in jax.tree.leaves(part)]
     jaxpr, used = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
@@ -187,11 +189,22 @@ def describe_hazard(name: str, whose: str = "the model") -> str:
     )
 
 
+def _is_plain(shapes: Any) -> bool:
+    """Whether a result is arrays in tuples, and no class of somebody else's that would be handed all rows' values."""
+    if type(shapes) in (tuple, list):
+        return all(map(_is_plain, shapes))
+    return shapes is None or type(shapes) is jax.ShapeDtypeStruct
+
+
 class _Follower:
     """Follows the marks through a jaxpr."""
 
-    def __init__(self, may_loop: bool):
-        self.may_loop = may_loop
+    def __init__(self, may_loop: bool, everything: bool = False):
+        """
+        :param everything: whether also operations without marked inputs are looked at, as in a loop that rows end: how
+            often it does what it does tells of them.
+        """
+        self.may_loop, self.everything = may_loop, everything
 
     def follow(self, jaxpr: Jaxpr, marked: Sequence[bool]) -> tuple[list[bool], set[str]]:
         """Which outputs depend on marked inputs, and the hazards on the way."""
@@ -199,7 +212,7 @@ class _Follower:
         found: set[str] = set()
         for eqn in jaxpr.eqns:
             inputs = [not isinstance(v, Literal) and v in reached for v in eqn.invars]
-            if not any(inputs):
+            if not any(inputs) and not self.everything:
                 continue
             outputs, inner = self._operation(eqn, inputs)
             found |= inner
@@ -248,6 +261,10 @@ class _Follower:
             after, found = self.follow(params["body_jaxpr"].jaxpr, [*inputs[of_test:of_body], *carry])
             carry = [one or other for one, other in zip(carry, after, strict=True)]
         (ends,), inner = self.follow(params["cond_jaxpr"].jaxpr, [*inputs[:of_test], *carry])
+        if ends:
+            whole = _Follower(self.may_loop, everything=True)
+            for part in params["body_jaxpr"].jaxpr, params["cond_jaxpr"].jaxpr:
+                inner = inner | whole.follow(part, [True] * len(part.invars))[1]
         return carry, found | inner | ({"while"} if ends and not self.may_loop else set())
 
 
@@ -270,9 +287,15 @@ def _shown_name(eqn: JaxprEqn) -> str:
 
 
 def _is_threefry(eqn: JaxprEqn) -> bool:
-    dtypes = [getattr(var.aval, "dtype", None) for var in eqn.invars]
-    keys = [str(d) for d in dtypes if d is not None and jnp.issubdtype(d, jax.dtypes.prng_key)]
-    return bool(keys) and all("fry" in key for key in keys)
+    dtypes = [getattr(var.aval, "dtype", None) for var in (*eqn.invars, *eqn.outvars)]
+    keys = [d for d in dtypes if d is not None and jnp.issubdtype(d, jax.dtypes.prng_key)]
+    return bool(keys) and all(key == _threefry() for key in keys)
+
+
+@functools.cache
+def _threefry() -> Any:
+    """The type of its keys: a generator of somebody else's may call itself the same."""
+    return jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype
 
 
 def _is_jaxs(eqn: JaxprEqn) -> bool:
@@ -287,8 +310,10 @@ def _is_wrapped(eqn: JaxprEqn) -> bool:
     """
     if "_prim" not in eqn.params:
         return False
-    kind = type(eqn.params["_prim"])
-    return any(eqn.primitive is primitive and kind is wrapped for primitive, wrapped in _jaxs_wrapped())
+    wrapper = eqn.params["_prim"]
+    kind = type(wrapper)
+    is_changed = any(hasattr(kind, name) for name in vars(wrapper))  # a method of the class, put into its object
+    return not is_changed and any(eqn.primitive is prim and kind is wrapped for prim, wrapped in _jaxs_wrapped())
 
 
 @functools.cache

@@ -26,7 +26,7 @@ import numpy as np
 
 from numpyro_dp.privacy import accounting
 from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batches, require_batches
-from numpyro_dp.privacy.mechanisms import Gaussian, Mechanism, rebuilt, with_noise_multiplier
+from numpyro_dp.privacy.mechanisms import NEIGHBORING_RELATIONS, Gaussian, Mechanism, rebuilt, with_noise_multiplier
 from numpyro_dp.privacy.noise import MAX_NOISE_MULTIPLIER, NoiseSource
 
 if TYPE_CHECKING:
@@ -225,13 +225,7 @@ def plan_for_budget(
         scale = accounting.calibrate(releases_at, eps, delta, neighboring_relation)
         multipliers = {name: scale * base[name] for name in wanted}
     kinds = _planned(wanted, multipliers)
-    for name, releases in kinds.items():
-        largest = max(mechanism.noise_multiplier for mechanism in releases.mechanisms)
-        if largest > MAX_NOISE_MULTIPLIER:
-            raise PrivacyBudgetError(
-                f"eps={eps:g} over {sum(releases.counts)} {name} releases needs a noise multiplier of {largest:.3g}, "
-                f"above {MAX_NOISE_MULTIPLIER:.3g}: no posterior can come of it. Raise eps or run fewer iterations"
-            )
+    _require_noise_in_range(kinds, eps)
     return Plan(eps, delta, neighboring_relation, kinds, num_iterations, num_chains, num_rows)
 
 
@@ -264,13 +258,30 @@ def plan_for_noise(
     """The plan with given noise multipliers; its ``eps`` is what that costs."""
     kinds = _planned({name: kind for name, kind in wanted.items() if sum(kind.counts)}, noise_multipliers)
     eps = accounting.composed_eps(flat_releases(kinds), delta, neighboring_relation)
+    _require_noise_in_range(kinds, eps)
     return Plan(eps, delta, neighboring_relation, kinds, num_iterations, num_chains, num_rows)
+
+
+def _require_noise_in_range(kinds: Mapping[str, Releases], eps: float) -> None:
+    for name, releases in kinds.items():
+        largest = max(mechanism.noise_multiplier for mechanism in releases.mechanisms)
+        if largest > MAX_NOISE_MULTIPLIER:
+            raise PrivacyBudgetError(
+                f"eps={eps:g} over {sum(releases.counts)} {name} releases needs a noise multiplier of {largest:.3g}, "
+                f"above {MAX_NOISE_MULTIPLIER:.3g}: no posterior can come of it. Raise eps or run fewer iterations"
+            )
 
 
 def _planned(wanted: Mapping[str, Wanted], noise_multipliers: Mapping[str, float]) -> dict[str, Releases]:
     return {
         name: Releases(kind.mechanisms(noise_multipliers[name]), tuple(kind.counts)) for name, kind in wanted.items()
     }
+
+
+def _plain_request(request: Request) -> Request:
+    """The same request, of Python's own numbers, which are what they were when they were checked."""
+    number, *shape = (int(operator.index(x)) for x in (request.number, *request.shape))
+    return Request(number, tuple(shape), require_batches(request.batches))
 
 
 def _rebuilt(kinds: Mapping[str, Releases]) -> dict[str, Releases]:
@@ -288,6 +299,17 @@ def _rebuilt(kinds: Mapping[str, Releases]) -> dict[str, Releases]:
     return found
 
 
+def _plain(plan: Plan) -> Plan:
+    """The same plan, of our own classes and of Python's own numbers, which stay what they are."""
+    relation = next((relation for relation in NEIGHBORING_RELATIONS if relation == plan.neighboring_relation), None)
+    if relation is None:
+        raise ValueError(f"unknown neighboring_relation {plan.neighboring_relation!r}")
+    num_rows = None if plan.num_rows is None else operator.index(plan.num_rows)
+    sizes = operator.index(plan.num_iterations), operator.index(plan.num_chains), num_rows
+    eps, delta = map(float, (plan.eps, plan.delta))
+    return Plan(eps, delta, relation, _rebuilt(plan.kinds), *sizes, str(plan.unit))
+
+
 def _require_price(plan: Plan) -> None:
     """
     :raises PrivacyBudgetError: if the releases cost more than the plan says.
@@ -295,7 +317,7 @@ def _require_price(plan: Plan) -> None:
     if plan.eps == math.inf:
         return
     eps = accounting.composed_eps(flat_releases(plan.kinds), plan.delta, plan.neighboring_relation)
-    if not plan.private or not eps <= plan.eps * (1 + 1e-6):
+    if not plan.private or not eps <= plan.eps * (1 + 1e-9):
         raise PrivacyBudgetError(f"these releases cost eps {eps:.6g}, more than the {plan.eps:.6g} of their plan")
 
 
@@ -309,7 +331,6 @@ class Ledger:
     :param budget: of the table, if it has one: the whole plan is charged to it before the first release, and releases
         are claimed from it, some at a time, before they are made. Who holds the noise holds the debt.
     :param what: the name of the run in it.
-    :ivar reproducible: whether the noise comes from a seed.
     """
 
     def __init__(self, noise: NoiseSource | None, budget: "PrivacyBudget | None" = None, what: str = ""):
@@ -320,7 +341,7 @@ class Ledger:
         self._taken: dict[str, tuple[int, ...]] = {}  # claimed by others before this ledger took up their run
         self._claimed: dict[str, list[int]] = {}  # by them, and by this ledger
         self._noise: NoiseSource | None = noise
-        self.reproducible = noise is not None and noise.reproducible
+        self._reproducible = noise is not None and noise.reproducible
         self._lock = threading.Lock()
         self._plan: Plan | None = None
         self._committed: Plan | None = None  # as it was before any reserve was assigned
@@ -336,16 +357,25 @@ class Ledger:
         return self._budget
 
     @property
+    def reproducible(self) -> bool:
+        """Whether the noise comes from a seed."""
+        return self._reproducible
+
+    @property
     def committed(self) -> bool:
         """Whether there is a plan yet."""
         return self._plan is not None
 
     @property
     def plan(self) -> Plan:
-        """The plan.
+        """The plan; a copy, which nobody's change of it changes here.
 
         :raises RuntimeError: before it is committed.
         """
+        return dataclasses.replace(self._known_plan, kinds=dict(self._known_plan.kinds))
+
+    @property
+    def _known_plan(self) -> Plan:
         if self._plan is None:
             raise RuntimeError("no privacy budget is committed yet: it is when the kernel is initialised, by `run`")
         return self._plan
@@ -359,7 +389,7 @@ class Ledger:
 
         :raises RuntimeError: before there is a plan.
         """
-        return flat_releases((self._committed or self.plan).kinds)
+        return flat_releases((self._committed or self._known_plan).kinds)
 
     @property
     def closed(self) -> bool:
@@ -382,8 +412,13 @@ class Ledger:
                 raise PrivacyBudgetError("the budget of this kernel is committed already, and part of it is spent")
             # First: should this be interrupted, no plan may stand beside the charge of another.
             self._run, self._claimant, self._taken = None, None, {}
-            plan = dataclasses.replace(plan, kinds=_rebuilt(plan.kinds))  # which nobody else can change later
+            plan = _plain(plan)  # which nobody else can change later
             _require_price(plan)
+            kept = self._plan or plan
+            if (kept.private, kept.neighboring_relation) != (plan.private, plan.neighboring_relation):
+                raise PrivacyBudgetError(  # vaults are made for one of them
+                    "a plan that was committed is replaced by one under the same relation, with privacy if it had any"
+                )
             self._plan = self._committed = plan
             self._spent = {name: [0] * len(kind.counts) for name, kind in plan.kinds.items()}
             self._claimed = {name: [0] * len(kind.counts) for name, kind in plan.kinds.items()}
@@ -401,7 +436,7 @@ class Ledger:
         :raises ValueError: if one of `kinds` has another name's place, or a count that is no count.
         """
         with self._lock:
-            plan = self.plan
+            plan = self._known_plan
             if self.closed:
                 raise PrivacyBudgetError(_COPY)
             if reserve not in plan.kinds or any(self._spent[reserve]):
@@ -452,7 +487,7 @@ class Ledger:
 
         :raises PrivacyBudgetError: if it has not.
         """
-        planned = self.plan.num_rows
+        planned = self._known_plan.num_rows
         if planned is not None and num_rows != planned:
             raise PrivacyBudgetError(
                 f"the privacy budget of this kernel is for a table of {planned} rows, and this one has {num_rows}: on "
@@ -477,7 +512,7 @@ class Ledger:
         with self._lock:
             gone = {name: np.array(counts) for name, counts in self._spent.items()}
             if self._budget is not None and self._run is not None:
-                for name, counts in self._budget.claimed(self._run, self.plan).items():
+                for name, counts in self._budget.claimed(self._run, self._known_plan).items():
                     if name in gone:
                         gone[name] += np.subtract(counts, self._claimed[name])
         return gone
@@ -492,7 +527,7 @@ class Ledger:
         """
         if self.closed:
             raise PrivacyBudgetError(_COPY)
-        plan, spent = self.plan, self._gone()
+        plan, spent = self._known_plan, self._gone()
         short = []
         for name, count in counts.items():
             if name not in plan.kinds:
@@ -524,16 +559,16 @@ class Ledger:
         :param num_rows: rows to draw batches from.
         :param nonce: see `NoiseSource.draw`.
         """
+        requests = {str(name): _plain_request(request) for name, request in requests.items()}
         for name, request in requests.items():
-            if operator.index(request.number) < 0:
+            if request.number < 0:
                 raise ValueError(f"a release cannot be taken back, got a count of {request.number} for {name}")
         source = None if self.closed else self._noise
         with self._lock:
-            plan = self.plan  # once something is spent it does not change
+            plan = self._known_plan  # once something is spent it does not change
             stages = {name: plan.kinds[name].stage(iteration) for name in requests}
             mechanisms = {name: plan.kinds[name].mechanisms[stage or 0] for name, stage in stages.items()}
             for name, request in requests.items():
-                require_batches(request.batches)
                 mechanism = mechanisms[name]
                 if plan.private and not request.batches.accounts_for(mechanism, num_rows):
                     raise PrivacyBudgetError(
@@ -550,7 +585,7 @@ class Ledger:
             if granted:  # charged before any noise exists
                 for name, request in requests.items():
                     self._spent[name][stages[name] or 0] += request.number
-            if granted and self.reproducible:
+            if granted and self._reproducible:
                 nonce = self._unrepeated(nonce)
             warn = not granted and not self._warned
             self._warned |= not granted
@@ -590,7 +625,7 @@ class Ledger:
         """
         if self._budget is None:
             return True
-        plan = self.plan
+        plan = self._known_plan
         if self._run is None:
             self._run = self._budget.charge(plan, self._what).run
         if self._claimant is None:
@@ -613,7 +648,7 @@ class Ledger:
 
     def _block(self, name: str, stage: int, missing: int) -> list[int]:
         """What is missing, and as many of the releases that come next as are claimed at a time."""
-        planned, claimed = self.plan.kinds[name].counts, self._claimed[name]
+        planned, claimed = self._known_plan.kinds[name].counts, self._claimed[name]
         block = _at(len(planned), stage, missing)
         more = math.ceil(CLAIM * sum(planned)) - missing
         for later in range(stage, len(planned)):
@@ -649,7 +684,7 @@ class Ledger:
                     "this run was not charged to a PrivacyBudget before it was pickled, so nobody knows what has been "
                     "released since: give a new kernel a budget of its own"
                 )
-            if self.reproducible:
+            if self._reproducible:
                 raise PrivacyBudgetError(
                     "noise that a seed decides cannot be resumed: it would be the same under other queries"
                 )
@@ -682,7 +717,7 @@ class Ledger:
             "_spent": self.spent(),
             "_run": self._run,  # by which the budget of the table knows what is left
             "_warned": True,
-            "reproducible": self.reproducible,
+            "_reproducible": self._reproducible,
         }
 
     def __setstate__(self, state):

@@ -91,7 +91,7 @@ class Gaussian(Mechanism):
 
     @property
     def rho(self) -> float:
-        return math.inf if self.noise_multiplier == 0 else 1 / (2 * self.noise_multiplier**2)
+        return math.inf if self.noise_multiplier == 0 else 0.5 / self.noise_multiplier / self.noise_multiplier
 
     def profiles(self, relation: str) -> tuple[Profile, Profile]:
         return _symmetric(functools.partial(_gaussian_delta, shift=1 / self.noise_multiplier))
@@ -222,7 +222,7 @@ class LogisticBit(Mechanism):
 
     @property
     def rho(self) -> float:
-        return math.inf if self.noise_multiplier == 0 else 1 / (8 * self.noise_multiplier**2)
+        return math.inf if self.noise_multiplier == 0 else 0.125 / self.noise_multiplier / self.noise_multiplier
 
     def profiles(self, relation: str) -> tuple[Profile, Profile]:
         return LogisticBits(self.noise_multiplier, 1).profiles(relation)

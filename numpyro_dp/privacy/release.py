@@ -153,6 +153,9 @@ class KeptSum:
     def __init__(self, total: ClippedSum | UnclippedSum, settings: tuple, ledger: Any):
         self._total, self._settings, self._ledger = total, settings, ledger
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a sum that a vault has kept cannot be copied or pickled: it is exact")
+
 
 Query = RowSum | GradientSum | ChangeSum | PenalizedSum | KeptSum
 
@@ -263,26 +266,28 @@ class Vault:
         :param static: numbers of arguments that are no arrays, counted from the first after the vault.
         """
 
-        if static and any(operator.index(k) < 0 for k in static):
+        static = tuple(map(operator.index, static))
+        if any(k < 0 for k in static):
             raise ValueError(f"static arguments are counted from 0, got {static}")
 
-        def inner(rows: tuple, *args: Any) -> T:
+        def inner(rows: tuple, opened: dict[int, Opened], *args: Any) -> T:
             # Of a ledger that nobody else has: `function` may have other vaults at hand, which nobody has charged.
             own = self._of(rows)
             own._ledger = object()
-            closed = (Draw._closed(a, own._ledger) if isinstance(a, Opened) else a for a in args)
+            closed = (Draw._closed(opened[k], own._ledger) if k in opened else a for k, a in enumerate(args))
             return function(own, *closed)
 
         if self._table is not None:
-            compiled = _stage_by_stage(inner, self._rows, static)
+            compiled = _stage_by_stage(inner, self._rows, [k + 1 for k in static])
         else:
-            compiled = jax.jit(inner, static_argnums=tuple(k + 1 for k in static))
+            compiled = jax.jit(inner, static_argnums=tuple(k + 2 for k in static))
 
         def run(vault: "Vault", *args: Any) -> T:
             if type(vault) is not Vault or vault._settings() != self._settings():
                 raise TypeError("a program is for tables with the settings of the one that it was made for")
-            opened = (vault._own(a)._opened() if isinstance(a, Draw) else a for a in args)
-            return compiled(vault._rows, *opened)
+            # By their places: what is a draw in the program is what was one here, and nobody else's.
+            opened = {k: vault._own(a)._opened() for k, a in enumerate(args) if isinstance(a, Draw)}
+            return compiled(vault._rows, opened, *(None if k in opened else a for k, a in enumerate(args)))
 
         return run
 
@@ -496,6 +501,7 @@ class Vault:
         """An exact sum, for runs that are declared not private."""
         if self._private:
             raise TypeError("the plan of this run is private: nothing is released without noise")
+        _require_query(query)
         total = self._row_sum(query._replace(bound=math.inf), None, by_blocks=False)
         assert isinstance(total, UnclippedSum)
         return total.value
@@ -523,6 +529,7 @@ class Vault:
         return slot
 
     def _total(self, query: Query, batch: Batch | None) -> ClippedSum | UnclippedSum:
+        _require_query(query)
         if isinstance(query, RowSum):
             return self._row_sum(query, batch)
         if isinstance(query, PenalizedSum):
@@ -550,6 +557,7 @@ class Vault:
         return self._structured.log_ratio(z, z_new, bound)
 
     def _row_sum(self, query: RowSum, batch: Batch | None, by_blocks: bool = True) -> ClippedSum | UnclippedSum:
+        _require_query(query)
         is_unclipped = type(query.bound) is float and math.isinf(query.bound)
         if is_unclipped and self._private:
             raise TypeError("a sum without a clip bound has no sensitivity: noise cannot make it private")
@@ -607,7 +615,8 @@ class Vault:
         rows = (
             self._rows if self._rows[0].shape[0] else tuple(jnp.zeros((1, *r.shape[1:]), r.dtype) for r in self._rows)
         )
-        return tuple(row[batch.indices] for row in rows)
+        # What is beyond the table is no row; JAX would take the last one for it, as often as it is asked for.
+        return tuple(row.at[batch.indices].get(mode="fill", fill_value=0) for row in rows)
 
 
 def _streamed_sum(rows: tuple, query: RowSum) -> ClippedSum:
@@ -671,7 +680,13 @@ def _vector(value: Any, size: int) -> jax.Array:
     vector = jnp.asarray(value)
     if vector.shape != (size,) or not jnp.issubdtype(vector.dtype, jnp.floating):
         raise ValueError(f"z is a vector of {size} real numbers, got shape {vector.shape} of {vector.dtype}")
-    return vector
+    return vector.astype(jnp.promote_types(vector.dtype, jnp.float32))  # the grid is too fine for 16-bit floats
+
+
+def _require_query(query: Any) -> None:
+    """A class of somebody else's could say something else the second time it is asked."""
+    if type(query) not in (RowSum, GradientSum, ChangeSum, PenalizedSum, KeptSum):
+        raise TypeError(f"queries are of the classes of {__name__}, got {type(query).__name__}")
 
 
 def _require_floats(*values: Any) -> None:

@@ -124,7 +124,10 @@ class StructuredRows:
 
     def __init__(self, structure: RowStructure, rows: Row, size: int, once: Callable, layout: Layout | None = None):
         # Of our own class and arrays: what was checked is what is used.
-        parts = tuple(Part(p.kind, np.array(p.coordinates), tuple(p.shape), p.precision) for p in structure.parts)
+        parts = tuple(
+            Part(_plain_kind(p.kind), np.array(p.coordinates), tuple(map(int, p.shape)), p.precision)
+            for p in structure.parts
+        )
         _require_apart(parts, size)
         self.size, self._num_arrays, self._layout = size, len(rows), layout
         self.structure = RowStructure(parts, structure.width, structure.coefficients, structure.rest)
@@ -283,11 +286,18 @@ def _tabulate(structure: RowStructure, rows: Row, in_blocks: bool) -> Table:
     return Table(rows, counts, tuple(x for x, _ in numbers), tuple(norm for _, norm in numbers))
 
 
+def _plain_kind(kind: str) -> str:
+    """Our own text, which is equal to the same ones each time it is compared."""
+    for known in ("direct", "dot", "member"):
+        if known == kind:
+            return known
+    raise ValueError("the parts of a row's structure must be of known kinds and share no coordinate")
+
+
 def _require_apart(parts: Sequence[Part], size: int) -> None:
     """Refuse parts whose vectors could add up in one coordinate: the norm of the sum would not be that of the parts."""
     places = np.concatenate([np.ravel(part.coordinates) for part in parts]) if parts else np.zeros(0, int)
-    known = all(part.kind in ("direct", "dot", "member") for part in parts)
-    if not known or np.unique(places).size != places.size or (places < 0).any() or (places >= size).any():
+    if np.unique(places).size != places.size or (places < 0).any() or (places >= size).any():
         raise ValueError("the parts of a row's structure must be of known kinds and share no coordinate")
 
 

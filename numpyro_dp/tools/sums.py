@@ -184,6 +184,10 @@ def _checked(
     problems += [describe_hazard(name, "per_row") for name in sorted(hazards(closed.jaxpr, [True] * len(arrays)))]
     if jnp.issubdtype(result.dtype, jnp.complexfloating):
         problems.append(f"per_row must give real numbers, and gives {result.dtype}: take their parts, or the modulus")
+    elif not (result.dtype == bool or jnp.issubdtype(result.dtype, jnp.integer) or result.dtype.itemsize > 1):
+        problems.append(f"per_row must give numbers of 16 bits or more, and gives {result.dtype}: convert them")
+    if math.prod(result.shape) == 0:
+        problems.append(f"per_row gives shape {result.shape}, which has no number in it")
     if len(result.shape) > 1:
         problems.append(f"per_row must give a number or a vector, and gives shape {result.shape}: ravel it")
     size = arrays[0].shape[0]
