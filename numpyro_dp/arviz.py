@@ -147,12 +147,16 @@ def _log_densities(
     def of_draw(draw: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], jax.Array]:
         sites = trace(substitute(seed(kernel.model, 0), draw)).get_trace(*args, **kwargs)
         prior = {name: site for name, site in sites.items() if site["type"] == "sample" and name in draw}
-        densities = {name: jnp.sum(site["fn"].log_prob(site["value"])) for name, site in prior.items()}
+        densities = {name: jnp.sum(_scaled(site, site["fn"].log_prob(site["value"]))) for name, site in prior.items()}
         unconstrained = {name: biject_to(site["fn"].support).inv(site["value"]) for name, site in prior.items()}
         return densities, log_likelihood(ravel_pytree(unconstrained)[0])
 
     of_draws = jax.jit(jax.vmap(jax.vmap(of_draw)))
     return jax.tree.map(np.asarray, of_draws({name: jnp.asarray(values) for name, values in draws.items()}))
+
+
+def _scaled(site: Mapping[str, Any], log_prob: jax.Array) -> jax.Array:
+    return log_prob if site["scale"] is None else site["scale"] * log_prob
 
 
 def _number_of_draws(exhausted: Any) -> int | None:
@@ -173,8 +177,26 @@ def _number_of_draws(exhausted: Any) -> int | None:
     return made
 
 
+def _names_of_axes(name: str, site: Mapping[str, Any]) -> list[str] | None:
+    """A name for each axis of a site's value, where there is one for any; others have ArviZ's own."""
+    shape, frames = jnp.shape(site["value"]) if hasattr(site["value"], "shape") else (), site["cond_indep_stack"]
+    event_names = list(site.get("infer", {}).get("event_dims", []))
+    named: dict[int, str] = {}
+    # How many axes are those of an event; a deterministic site does not tell: as few plates as fit, from the left.
+    least = max((-frame.dim for frame in frames), default=0)
+    events = [site["fn"].event_dim] if site["type"] == "sample" else range(len(shape) - least, -1, -1)
+    for event_dim in events:
+        axes = {len(shape) - event_dim + frame.dim: frame for frame in frames}
+        if all(axis >= 0 and shape[axis] == frame.size for axis, frame in axes.items()):
+            named = {axis: frame.name for axis, frame in axes.items()}
+            break
+    for axis, event_name in enumerate(event_names, len(shape) - len(event_names)):
+        named[axis] = event_name
+    return [named.get(axis, f"{name}_dim_{axis}") for axis in range(len(shape))] if named else None
+
+
 def _plate_dims(model: Callable, args: tuple, kwargs: dict) -> dict[str, list[str]]:
-    """Names of each site's dimensions: its plates, then ``infer={"event_dims": [...]}``; from an abstract trace."""
+    """Names of each site's dimensions: its plates, and ``infer={"event_dims": [...]}``; from an abstract trace."""
     leaves, treedef = jax.tree.flatten((args, kwargs))
     is_array = [isinstance(leaf, jax.Array | np.ndarray) and leaf.ndim > 0 for leaf in leaves]
     found: dict[str, list[str]] = {}
@@ -187,8 +209,7 @@ def _plate_dims(model: Callable, args: tuple, kwargs: dict) -> dict[str, list[st
         sites = trace(substitute(seed(model, 0), substitute_fn=init_to_sample)).get_trace(*traced_args, **traced_kwargs)
         for name, site in sites.items():
             if site["type"] in ("sample", "deterministic"):
-                plates = [frame.name for frame in sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)]
-                names = plates + list(site.get("infer", {}).get("event_dims", []))
+                names = _names_of_axes(name, site)
                 if names:
                     found[name] = names
         return 0

@@ -1,5 +1,6 @@
 """`MCMC`: NumPyro's MCMC with the budget planned beforehand, a report afterwards, and results without data."""
 
+import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -54,10 +55,10 @@ class MCMC(numpyro_mcmc.MCMC):
             )
         super().__init__(
             sampler,
-            num_warmup=num_warmup,
-            num_samples=num_samples,
-            num_chains=num_chains,
-            thinning=thinning,
+            num_warmup=operator.index(num_warmup),
+            num_samples=operator.index(num_samples),
+            num_chains=operator.index(num_chains),
+            thinning=operator.index(thinning),
             postprocess_fn=postprocess_fn,
             chain_method=chain_method,
             progress_bar=progress_bar,

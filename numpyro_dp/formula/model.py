@@ -203,7 +203,7 @@ class FormulaModel:
         arguments += [f"X_{_name(effect.group)}" for effect in with_slopes]
         arguments += ["offset"] if self._offset else []
         if self.unit and not self._has_unit_effects:
-            arguments.append(_name(self.unit))
+            arguments.append(self.unit_argument)
         arguments += ["observed=True", "y=None"] + (["num_units=1"] if self._has_unit_effects else [])
         lines = [f"def model({', '.join(arguments)}):", f'    """{_site(self.formula)}, {self.family}']
         if names := [self._design.names[k] for k in self._in_x]:
@@ -220,6 +220,11 @@ class FormulaModel:
         lines += [f"    {line.format(scale=_short(scale), levels=num_levels)}" for line in law.priors]
         lines += ['    with numpyro.plate("rows", X.shape[0]), numpyro.handlers.mask(mask=observed):']
         return [*lines, f'        numpyro.sample("{column}", {law.likelihood}, obs=y)']
+
+    @property
+    def unit_argument(self) -> str:
+        """The name of the model's argument that says whose a row is."""
+        return _name(self.unit or "")
 
     @property
     def _has_unit_effects(self) -> bool:
@@ -320,7 +325,7 @@ class FormulaModel:
             if design.names != ["Intercept"]:
                 found[f"X_{name}"] = silent.finite(_columns(design, coded, num_rows))
         if self.unit and not self._has_unit_effects:
-            found[_name(self.unit)] = _units(table[self.unit])
+            found[self.unit_argument] = _units(table[self.unit])
         if self._offset:
             values = silent.code(table[self._offset.column], self._public[self._offset.column])
             found["offset"] = silent.finite(self._offset(values))

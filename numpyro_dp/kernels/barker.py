@@ -33,6 +33,7 @@ from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import random
 
 from numpyro_dp.chain.algorithm import Step, Transition
@@ -118,7 +119,7 @@ class DPBarker(RandomWalk, PreparedKernel):
             prepare=preparation,
             noise_multipliers={"ratio": noise_multiplier_ratio},
             clips={"ratio": clip_ratio},
-            batch_size=FixedBatches(batch_size) if isinstance(batch_size, int) else batch_size,
+            batch_size=FixedBatches(batch_size) if isinstance(batch_size, int | np.integer) else batch_size,
             step_size=step_size,
             **only(MetropolisOptions, options),
         )
@@ -136,6 +137,10 @@ class DPBarker(RandomWalk, PreparedKernel):
             raise ValueError(
                 "the noise of this test has a fixed size, and that of several data owners adds up to more: use "
                 "DPPenalty, which corrects for all of it"
+            )
+        if self._variance is None and correction != "exponential":
+            raise ValueError(
+                f"correction={correction!r} completes Gaussian noise, and there is none: give variance or batch_size"
             )
         self._correction = None if self._variance is None else CORRECTIONS[correction](self._variance)
 

@@ -482,7 +482,7 @@ class DPKernel(MCMCKernel, Algorithm):
         else:
             plan = plan_for_noise(noise_multipliers=settings.given_noise_multipliers, **common)
         plan = dataclasses.replace(plan, unit=separated.identity)
-        self._check_plan(plan, n)
+        self._check_plan(plan, separated)
         if self._ledger.budget is not None:
             self._ledger.budget.require(plan)
         described = describe_table(settings, separated)
@@ -524,7 +524,7 @@ class DPKernel(MCMCKernel, Algorithm):
         counts = self.releases(num_iterations, num_chains)
         return {kind: wanted(kind, count) for kind, count in counts.items()}
 
-    def _check_plan(self, plan: Plan, num_rows: int) -> None:
+    def _check_plan(self, plan: Plan, separated: SeparableModel) -> None:
         """Refuse a plan with which the algorithm cannot work, before anything is released."""
 
     def _asked_by(self) -> list[tuple[str, Any]]:
@@ -772,8 +772,9 @@ def _signature(args: tuple, kwargs: dict) -> tuple:
 
 def _leaf_signature(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray | np.generic | jax.Array):
-        value = leaf.item() if leaf.shape == () and not isinstance(leaf, jax.core.Tracer) else None  # a public number
-        return leaf.shape, str(leaf.dtype), value
+        is_known = leaf.shape == () and not isinstance(leaf, jax.core.Tracer)
+        # A public number by its bytes, by which NaN is itself.
+        return leaf.shape, str(leaf.dtype), np.asarray(leaf).tobytes() if is_known else None
     if is_streamed(leaf):
         return "streamed", leaf.shape, str(leaf.dtype)
     return leaf if isinstance(leaf, Hashable) else id(leaf)

@@ -110,7 +110,7 @@ class Settings:
         value = getattr(self, name)
         if optional and value is None:
             return
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
 
     def _check_budget(self) -> None:

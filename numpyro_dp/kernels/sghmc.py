@@ -81,7 +81,13 @@ class DPSGHMC(StochasticGradientKernel):
 
     def _friction_at(self, width: float) -> float:
         """What is left of the friction for privacy noise and added noise."""
-        return (1 / width if self._friction is None else self._friction) - self._gradient_noise
+        friction = 1 / width if self._friction is None else self._friction
+        if self._friction is None and self._gradient_noise >= friction:
+            raise ValueError(
+                f"gradient_noise is {self._gradient_noise:g}, and must be below the friction, which is {friction:.4g} "
+                "here: give friction"
+            )
+        return friction - self._gradient_noise
 
     def _relaxations(self, step_size: float) -> float:
         time = self._num_steps * step_size  # with a new momentum after it, a shorter way is a step of a random walk

@@ -18,7 +18,7 @@ move the posterior to where the *clipped* gradients balance).
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Unpack
 
 import jax
@@ -28,6 +28,7 @@ import numpy as np
 from numpyro_dp.chain.algorithm import Step, Transition
 from numpyro_dp.kernels.options import KernelOptions, only
 from numpyro_dp.kernels.prepared import PreparedKernel, prepare_own_chain, without_preparation
+from numpyro_dp.model.separable import SeparableModel
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.privacy.batches import AllRows, Batches
 from numpyro_dp.privacy.clipping import OwnerIndex
@@ -237,8 +238,14 @@ class StochasticGradientKernel(PreparedKernel):
         values = jax.tree.leaves(given if given is not None else 1.0)
         return math.sqrt(max(float(np.max(value)) for value in values))
 
-    def _check_plan(self, plan: Plan, num_rows: int) -> None:
+    def _check_plan(self, plan: Plan, separated: SeparableModel) -> None:
         """Refuse step sizes with which the privacy noise alone would overheat the chain."""
+        given, num_rows = self.settings.inverse_mass_matrix, separated.num_rows
+        if isinstance(given, Mapping) and (missing := set(separated.prototype) - set(given)):
+            raise ValueError(
+                f"inverse_mass_matrix leaves out {', '.join(sorted(missing))}: noise is fitted to its largest entry: "
+                "give one for each site (1.0 is the default)"
+            )
         friction = self._friction_at(self._width(num_rows))
         if not plan.private or self.settings.step_size is None or friction == 0:
             return

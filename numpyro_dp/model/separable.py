@@ -20,6 +20,7 @@ Continuous latents of a row, or of a unit that has several rows, are integrated 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -170,7 +171,7 @@ class SeparableModel:
         leaves = jax.tree.leaves((args, kwargs))
         with np.errstate(all="ignore"):  # NumPy would warn of a value that is too large for single precision
             private = [leaf for leaf, a in zip(leaves, self.arguments, strict=True) if a.private]
-            return tuple(leaf if is_streamed(leaf) else jnp.asarray(leaf) for leaf in private)
+            return tuple(leaf if is_streamed(leaf) else jnp.asarray(_saturated(leaf)) for leaf in private)
 
     def row_log_density(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple], jax.Array]:
         """The function ``(flat z, slices of `rows` for one unit) -> log p(its row or rows | z)``.
@@ -414,6 +415,14 @@ class SeparableModel:
         names = frozenset() if self.latents is None else self.latents.names
         model = fix_continuous(fix_latents(self.model, dict.fromkeys(self.row_latents, 0.0)), names)
         return keep_sites(model, lambda name: name not in self.row_sites | names, self.plates_of_one, 1)
+
+
+def _saturated(leaf: Any) -> Any:
+    """Whole numbers beyond those of JAX's type as the largest and the least of it: JAX would take them modulo 2**32."""
+    if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu":
+        return leaf
+    kept = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    return leaf if kept == leaf.dtype else np.clip(leaf, np.iinfo(kept).min, np.iinfo(kept).max)
 
 
 def split_words(words: jax.Array, num: int) -> jax.Array:

@@ -105,7 +105,7 @@ def check(
     most = min(max(0.005 * n, math.sqrt(CURVE_GRID.num_counts / of_bound)), 0.3 * n)
     looked = draws["fit_bound"], draws["fit"]
     fit = survey.fit(*looked, frame, last.bounds, points, typical / 16, most, last.found.answer)
-    variance = _variance(survey, fit, surrogate, frame, last, n)
+    variance = _variance(survey, fit, surrogate, frame)
     # Where few rows alone tell of a coordinate, they are clipped more than others: of those the mean says too little.
     surrogate = surrogate._replace(variance=max(variance, 1.0) if np.any(found.of_frames) else variance)
     _, precision = prior.in_frame(surrogate.frame)
@@ -141,7 +141,7 @@ def _width(surrogate: Surrogate, prior_precision: np.ndarray, frame: Frame) -> f
     return math.sqrt(min(float(np.trace(covariance)) / len(covariance), 1.0))
 
 
-def _variance(survey: Survey, fit: Fit, surrogate: Surrogate, frame: Frame, last: LastRelease, n: float) -> float:
+def _variance(survey: Survey, fit: Fit, surrogate: Surrogate, frame: Frame) -> float:
     """Of the clipped scores over the information: the ratio of their traces, in the frame of the last look."""
     # The information is not the scores' variance, but what the posterior's width goes by, where it is minus the second
     # derivative: a likelihood that is scaled, or a check loss, is not that of the law by which rows come about.

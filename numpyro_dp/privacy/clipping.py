@@ -230,7 +230,7 @@ def penalized_sum(moments: ClippedMoments, weight: float, factor: float) -> Clip
     spread = moments.second - moments.first * (moments.first / size)
     # In units of the weighted bound, of which the square could be beyond the range of floats.
     unit = weight * moments.bound
-    value = moments.first / 2**15 - unit * factor * (spread / 2**31)
+    value = moments.first / 2.0**15 - unit * factor * (spread / 2.0**31)
     largest = 1 + unit * factor * (1 - 1 / size)
     # The integers are exact; of the float operations on them, each is off by at most eps times the largest value, which
     # is below `size` times `largest`.

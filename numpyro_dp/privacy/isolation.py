@@ -130,7 +130,7 @@ def alone(function: Callable, *example: Any, of_rows: Sequence[bool] | None = No
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*example)
     if not _is_plain(shapes):
-        raise ValueError(f"a row contributes arrays, or tuples of arrays, and not {type(shapes).__name__}")
+        raise ValueError(f"a row contributes arrays in tuples, lists and dicts, and not {type(shapes).__name__}")
     flags = [True] * len(example) if of_rows is None else of_rows
     marked = [flag for flag, part in zip(flags, example, strict=True) for _ in jax.tree.leaves(part)]
     jaxpr, used = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
@@ -190,9 +190,9 @@ def describe_hazard(name: str, whose: str = "the model") -> str:
 
 
 def _is_plain(shapes: Any) -> bool:
-    """Whether a result is arrays in tuples, and no class of somebody else's that would be handed all rows' values."""
-    if type(shapes) in (tuple, list):
-        return all(map(_is_plain, shapes))
+    """Whether a result is arrays in Python's own containers, and no class that would be handed all rows' values."""
+    if type(shapes) in (tuple, list, dict):
+        return all(map(_is_plain, shapes.values() if type(shapes) is dict else shapes))
     return shapes is None or type(shapes) is jax.ShapeDtypeStruct
 
 

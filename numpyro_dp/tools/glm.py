@@ -68,7 +68,7 @@ def glm(
         raise ValueError(f"the data have no column {outcome!r}, the outcome; they have {', '.join(names_of(data))}")
     if verbose:
         print(f"{model}\n")
-    kernel = DPHMC(model, eps, **(options | ({"unit": unit} if unit else {})))
+    kernel = DPHMC(model, eps, **(options | ({"unit": model.unit_argument} if unit else {})))
     mcmc = MCMC(
         kernel, num_warmup=num_warmup, num_samples=num_samples, num_chains=num_chains, progress_bar=progress_bar
     )

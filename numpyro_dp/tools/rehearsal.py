@@ -164,7 +164,7 @@ def rehearse(
     flagged = 0
     for k in tqdm(range(repetitions), desc="rehearsing", disable=not progress_bar):
         kernel = make()
-        _check_kernel(kernel, earlier)
+        _check_kernel(kernel, earlier, compare)
         earlier.append(kernel)
         simulate_key, private_key, exact_key = random.split(random.fold_in(key, k), 3)
         values: dict[str, jax.Array] = {}
@@ -191,13 +191,17 @@ def rehearse(
     return Rehearsal(report.kernel, report.eps, report.num_rows, names, **columns, messages=messages, flagged=flagged)
 
 
-def _check_kernel(kernel: Any, earlier: list[DPKernel]) -> None:
+def _check_kernel(kernel: Any, earlier: list[DPKernel], compare: bool) -> None:
     if not isinstance(kernel, DPKernel):
         raise TypeError(f"`make` must return a private kernel such as DPHMC, got {type(kernel).__name__}")
     if kernel.ledger.budget is not None:
         raise ValueError("a rehearsal spends no budget: leave `budget` out of the kernel that `make` returns")
     if kernel.ledger.reproducible:
         raise ValueError("with `noise_seed` all repetitions would have the same noise: leave it out of a rehearsal")
+    if compare and kernel.settings.is_tempered:
+        raise ValueError(
+            "the kernel is tempered (`power`, `n0`), and NUTS, which it is compared with, is not: compare=False"
+        )
     if any(kernel is other for other in earlier):
         raise ValueError("`make` must make a new kernel each time: a kernel has one budget, for one table")
 

@@ -353,6 +353,18 @@ def test_outcomes_that_single_precision_makes_impossible_are_none():
     np.testing.assert_array_equal(np.isnan(beta["y"]), [False, True, True, True, True])
 
 
+@pytest.mark.parametrize(("name", "argument"), [("class", "class_"), ("first", "first_"), ("person", "person")])
+def test_a_unit_may_have_any_name(name, argument):
+    """The model's argument has another one where Python, or the model, has taken it."""
+    model = FormulaModel(f"out ~ age + (1 | {name})", "poisson", ranges=RANGES, unit=name)
+    assert model.unit_argument == argument
+    table = {"age": np.linspace(20, 60, 40), name: np.repeat(np.arange(20), 2), "out": np.arange(40) % 3}
+    kernel = DPHMC(model, eps=1.0, unit=model.unit_argument)
+    with pytest.raises(PrivacyBudgetError):  # too few units for any posterior, which is said once all names are found
+        glm(f"out ~ age + (1 | {name})", table, "poisson", eps=1e-3, ranges=RANGES, unit=name, verbose=False)
+    assert kernel.settings.unit == argument
+
+
 def test_a_table_without_rows():
     model = FormulaModel("out ~ age + (1 | person)", "poisson", ranges=RANGES, unit="person")
     found = model.arguments({"age": [], "person": [], "out": []})

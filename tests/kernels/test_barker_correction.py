@@ -12,6 +12,7 @@ from scipy import stats
 from scipy.special import expit, logit
 
 from benchmarks.barker_corrections import acceptance
+from numpyro_dp import DPBarker, FixedBatches
 from numpyro_dp.kernels import barker_correction
 from numpyro_dp.kernels.barker_correction import exponential_correction, logistic_correction
 from tests.helpers.corrections import logit_error, tv_error
@@ -288,3 +289,10 @@ def test_a_solver_that_gives_up_is_followed_by_another(monkeypatch):
     )
     with pytest.raises(RuntimeError, match=r"noise variance 2\.0.*use exponential_correction"):
         barker_correction._logistic_correction.__wrapped__(2.0)
+
+
+def test_a_correction_is_of_gaussian_noise():
+    with pytest.raises(ValueError, match="correction='logistic' completes Gaussian noise, and there is none"):
+        DPBarker(lambda y: None, eps=1.0, correction="logistic")
+    batches = DPBarker(lambda y: None, eps=1.0, correction="logistic", batch_size=np.int64(10)).settings.batches
+    assert batches == FixedBatches(10)

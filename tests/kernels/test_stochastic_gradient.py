@@ -261,3 +261,26 @@ def test_a_schedule_that_is_none_is_refused():
             MCMC(DPSGLD(model, eps=1.0, step_size=schedule), num_warmup=1, num_samples=4, progress_bar=False).run(
                 jax.random.key(0), Y
             )
+
+
+def test_a_mass_matrix_by_site_is_of_all_sites():
+    """Noise is fitted to its largest entry, and that of a site that is left out is 1."""
+
+    def two(y):
+        b, c = (numpyro.sample(name, dist.Normal(0, 1)) for name in "bc")
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(b + c, 1.0), obs=y)
+
+    kernel = DPSGLD(two, eps=1.0, inverse_mass_matrix={"b": 1e-4})
+    with pytest.raises(ValueError, match="leaves out c: noise is fitted to its largest entry"):
+        MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False).run(jax.random.key(0), Y)
+    assert not kernel.ledger.committed
+
+
+def test_gradient_noise_is_below_the_friction_also_where_that_is_the_default():
+    kernel = DPSGHMC(model, eps=1.0, gradient_noise=1e4)
+    with pytest.raises(
+        ValueError, match=r"gradient_noise is 10000, and must be below the friction, which is 7.746 here"
+    ):
+        MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False).run(jax.random.key(0), Y)
+    assert not kernel.ledger.committed

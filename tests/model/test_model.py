@@ -1316,3 +1316,19 @@ def test_released_model_observes_nothing():
     case = BY_NAME["logistic"]
     drawn = Predictive(released_model(case.model), num_samples=2)(jax.random.key(0), *case.args)
     assert drawn["y"].shape == (2, N)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.int32, np.uint8])
+def test_whole_numbers_that_are_too_large_are_the_largest(dtype):
+    """JAX would take them modulo 2**32, and 3e9 would be a negative outcome."""
+
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mu, 1), obs=y)
+
+    ends = np.iinfo(dtype)
+    y = np.array([ends.max, 5, min(3_000_000_000, ends.max), ends.min], dtype)
+    (rows,) = separate(model, (y,)).rows((y,), {})
+    kept = np.iinfo(rows.dtype)
+    np.testing.assert_array_equal(rows, [min(int(x), kept.max) if x > 0 else max(int(x), kept.min) for x in y])

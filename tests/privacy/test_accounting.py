@@ -947,3 +947,10 @@ def test_what_hides_nothing_has_a_delta_of_one(mechanism):
     """All of its losses are infinite, or as good as that."""
     assert composed_delta([(mechanism, 1)], 1.0, REPLACE) == 1.0
     assert composed_eps([(mechanism, 1)], 1e-5, REPLACE) == math.inf
+
+
+def test_the_smallest_delta_pays_for_poisson_batches_too():
+    """Of it, what a buffer that overflows may cost is taken off."""
+    releases = [(PoissonGaussian(5.0, 0.01, 1e-40), 10)]
+    at, above = (composed_eps(releases, delta, REPLACE) for delta in (MIN_DELTA, 1.1 * MIN_DELTA))
+    assert above < at < above * 1.01

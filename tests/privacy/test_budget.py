@@ -579,6 +579,14 @@ def test_what_is_set_aside_is_a_part_of_the_budget(path, other):
     assert not path.exists()
 
 
+def test_what_is_set_aside_may_be_a_list_and_leaves_a_delta_that_can_be_computed_with(path):
+    assert PrivacyBudget(path, eps=2.0, delta=1e-5, other=[0.5, 1e-6]).other == (0.5, 1e-6)
+    assert PrivacyBudget(path, other=[0.5, 1e-6]).eps_left > 0
+    with pytest.raises(ValueError, match="other leaves a delta of 1e-31, too little"):
+        PrivacyBudget(path.with_name("small"), eps=2.0, delta=1e-29, other=(0.5, 0.99e-29))
+    assert PrivacyBudget(path.with_name("all"), eps=0.5, delta=1e-29, other=(0.5, 0.99e-29)).eps_left == 0
+
+
 def test_a_witness_that_cannot_be_read_is_named(path, tmp_path):
     PrivacyBudget(path, eps=2.0, delta=1e-6, witness=tmp_path / "witness")
     (tmp_path / "witness").write_text("")

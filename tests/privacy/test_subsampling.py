@@ -155,6 +155,13 @@ def test_impossible_batches_are_refused(make, message):
         make()
 
 
+def test_sizes_of_numpy_are_whole_numbers():
+    assert type(FixedBatches(np.int64(5)).batch_size) is int
+    assert FixedBatches(np.int64(5)) == FixedBatches(5)
+    with pytest.raises(ValueError, match="integer of at least 2, got True"):
+        FixedBatches(True)
+
+
 def test_less_than_one_row_may_be_expected():
     PoissonBatches(SMALLEST_RATE).check(1, "replace_one")
     assert PoissonBatches(0.5).probability(N) == 0.01

@@ -111,6 +111,64 @@ def test_coordinates_and_dimensions_can_be_named(mcmc):
     assert list(idata["posterior"]["covariate"].values) == ["age", "sex"]
 
 
+def far_plates(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("far", 2, dim=-3), numpyro.plate("near", 4, dim=-1):
+        effects = numpyro.sample("effects", dist.Normal(0, 1))
+    with numpyro.plate("fours", 4):
+        wide = numpyro.sample("wide", dist.Normal(jnp.zeros((3, 1)), 1))
+        numpyro.deterministic("mean", wide.mean())
+        numpyro.deterministic("doubled", 2 * wide)
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mu + effects.sum() + wide.sum(), 1), obs=y)
+
+
+def test_a_plate_names_the_axis_that_is_its_own():
+    """Counted from the right of the batch, as NumPyro does; and of no axis of another length."""
+    mcmc = MCMC(DPPenalty(far_plates, eps=1.0, prepare=False), num_warmup=2, num_samples=3, progress_bar=False)
+    mcmc.run(jax.random.key(0), np.zeros(20))
+    posterior = to_arviz(mcmc)["posterior"]
+    assert posterior["effects"].dims[2:] == ("far", "effects_dim_1", "near")
+    assert posterior["wide"].dims[2:] == ("wide_dim_0", "fours")
+    assert posterior["doubled"].dims[2:] == ("doubled_dim_0", "fours")
+    assert posterior["mean"].dims[2:] == ()
+
+
+def test_numbers_of_numpy_tell_how_long_a_run_is():
+    kernel = DPPenalty(model, eps=1.0, prepare=False)
+    two = np.int64(2)
+    mcmc = MCMC(kernel, num_warmup=two, num_samples=two, num_chains=two, chain_method="vectorized", progress_bar=False)
+    mcmc.run(jax.random.key(0), X, y=Y, group=GROUP)
+    assert to_arviz(mcmc)["posterior"]["b"].shape == (2, 2, 2)
+    assert json.loads(mcmc.privacy.to_json())["num_chains"] == 2
+
+
+def test_a_public_number_that_is_none_is_known_again():
+    def with_offset(y, offset):
+        mu = numpyro.sample("mu", dist.Normal(jnp.nan_to_num(offset), 1))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mu, 1), obs=y)
+
+    mcmc = MCMC(DPPenalty(with_offset, eps=1.0, prepare=False), num_warmup=2, num_samples=3, progress_bar=False)
+    mcmc.run(jax.random.key(0), np.zeros(20), np.float32(np.nan))
+    assert to_arviz(mcmc)["posterior"]["mu"].shape == (1, 3)
+
+
+@pytest.mark.statistical
+def test_a_prior_that_is_scaled_is_scaled():
+    def scaled(y):
+        with numpyro.handlers.scale(scale=10.0):
+            mu = numpyro.sample("mu", dist.Normal(0, 5))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mu, 1), obs=y)
+
+    mcmc = MCMC(DPHMC(scaled, eps=20.0, noise_seed=1), num_warmup=50, num_samples=100, progress_bar=False)
+    mcmc.run(jax.random.key(0), np.random.default_rng(0).normal(size=2000))
+    results = to_arviz(mcmc, log_densities=True)
+    mu = np.asarray(results["posterior"]["mu"])
+    np.testing.assert_allclose(results["log_prior"]["mu"], 10 * stats.norm.logpdf(mu, 0, 5), rtol=1e-4)
+
+
 def test_summary_plots_and_files(mcmc, tmp_path):
     idata = to_arviz(mcmc)
     summary = arviz.summary(idata)

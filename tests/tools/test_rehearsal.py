@@ -98,6 +98,8 @@ def test_a_rehearsal_charges_nothing_and_needs_new_kernels(tmp_path):
     with pytest.raises(TypeError, match="must return a private kernel"):
         rehearse(lambda: logistic, (X, None), **run)
     kernel = DPPenalty(logistic, eps=50.0, prepare=False, clip_ratio=2.0)
+    with pytest.raises(ValueError, match=r"the kernel is tempered .*: compare=False"):
+        rehearse(lambda: DPPenalty(logistic, eps=1.0, power=0.1), (X, None), **(run | {"compare": True}))
     with pytest.raises(ValueError, match="must make a new kernel each time"):
         rehearse(lambda: kernel, (X, None), **run)
     with pytest.raises(ValueError, match="`truth` is for simulated outcomes"):
