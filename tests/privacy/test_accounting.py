@@ -954,3 +954,9 @@ def test_the_smallest_delta_pays_for_poisson_batches_too():
     releases = [(PoissonGaussian(5.0, 0.01, 1e-40), 10)]
     at, above = (composed_eps(releases, delta, REPLACE) for delta in (MIN_DELTA, 1.1 * MIN_DELTA))
     assert above < at < above * 1.01
+
+
+def test_a_profile_of_a_batch_is_a_probability():
+    eps = np.array([0.0, 1e-9, 0.01])
+    for mechanism in (BarkerBatch(0.75, 2, 100, 1.8), BarkerBatch(1.0, 2, 100, 1.01)):
+        assert (mechanism._batch_profile(eps) <= 1).all()

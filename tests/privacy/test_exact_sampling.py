@@ -310,3 +310,38 @@ def test_as_many_proposals_are_made_as_numbers_are_missing(name, steps):
     assert len(rounded(LAWS[name][0], steps, 10**4, counted(words_of(12), asked))) == 10**4
     assert len(asked) == 1
     assert sum(asked) < 4 * 8 * 10**4
+
+
+def test_where_the_bits_of_a_part_leave_it_open_a_further_word_decides():
+    """The probability to accept falls within the part: a test word between its two ends is open."""
+    rng, whole = np.random.default_rng(0), 1
+    while True:
+        part = int(rng.integers(2**62, 2**63 - 2))
+        with mpmath.workdps(60):
+            ends = [exact_accept(NORMAL, whole, mpmath.mpf(part + end) / 2**63) * 2**64 for end in (0, 1)]
+            first, last = (int(mpmath.floor(end)) for end in ends)
+        if first > last:
+            break
+    asked = []
+
+    def further(count):
+        asked.append(count)
+        return np.array([2**63, 0], np.uint64)
+
+    exact_sampling._accept_exactly(NORMAL, 1, whole, 0, part, first - 1, further)
+    assert asked == [2]
+
+
+def test_the_first_bit_of_a_part_is_the_sign():
+    """And no other, of which the part itself is made."""
+    for last_bits, sign in ((0, 1), (1, -1), (2, 1), (3, -1)):
+        proposal = np.array([2**64 * 2 // 5, 0, 2**63 + last_bits, 0], np.uint64)  # whole number 1, accepted
+        (found,) = exact_sampling._accepted(NORMAL, 1, 1, lambda count, proposal=proposal: proposal)
+        assert np.sign(found) == sign
+
+
+@pytest.mark.parametrize("steps", [-1, 2**52 + 1])
+def test_steps_out_of_range_are_refused(steps):
+    with pytest.raises(ValueError, match="steps must lie between"):
+        rounded(NORMAL, steps, 1, words_of(1))
+    assert rounded(NORMAL, 2**52, 1, words_of(1)).shape == (1,)

@@ -15,7 +15,7 @@ from jax import custom_batching
 from jax.extend import random as extend_random
 
 from numpyro_dp.privacy.batches import Batch, FixedBatches, PoissonBatches
-from numpyro_dp.privacy.clipping import GRID, clipped_moments, penalized_sum
+from numpyro_dp.privacy.clipping import GRID, OwnerIndex, clipped_moments, penalized_sum
 from numpyro_dp.privacy.draws import Opened, Slots, draws_now
 from numpyro_dp.privacy.isolation import RowsMeetError, _jaxs_wrapped, alone
 from numpyro_dp.privacy.ledger import (
@@ -28,9 +28,9 @@ from numpyro_dp.privacy.ledger import (
     plan_for_budget,
     plan_for_noise,
 )
-from numpyro_dp.privacy.mechanisms import Gaussian, LogisticBit, PoissonGaussian
+from numpyro_dp.privacy.mechanisms import BarkerBatch, Gaussian, LogisticBit, PoissonGaussian
 from numpyro_dp.privacy.noise import GridNoise, NoiseSource
-from numpyro_dp.privacy.release import ChangeSum, GradientSum, PenalizedSum, RowSum, Vault
+from numpyro_dp.privacy.release import ChangeSum, GradientSum, Grid, PenalizedSum, RowSum, Vault
 from numpyro_dp.privacy.structured import Part, RowStructure
 
 N = 64
@@ -442,3 +442,48 @@ def test_a_bit_that_is_not_granted_says_nothing(exceeds):
     assert not vault().ask_bit(draw, SUM, jnp.asarray(-GRID if exceeds else GRID, jnp.float32))
     granted = given_draw(mechanism=LogisticBit(1.0))
     assert bool(vault().ask_bit(granted, SUM, jnp.asarray(-1e6 if exceeds else 1e6, jnp.float32))) == exceeds
+
+
+def test_a_bit_of_a_batch_that_is_not_granted_says_nothing():
+    mechanism, batch = BarkerBatch(1.0, 8, N, 2.0), Batch(np.arange(8, dtype=np.int32), np.array(8))
+    of = vault(batches=FixedBatches(8))
+
+    def bit(granted, threshold):
+        draw = given_draw(mechanism=mechanism, batch=batch)
+        draw._slots[0] = draw._slots[0]._replace(granted=jnp.full(1, granted))
+        return bool(of.ask_batch_bit(draw, SUM.per_row, 1.0, 1.0, threshold))
+
+    assert [bit(False, x) for x in (-1e6, 1e6)] == [False, False]
+    assert [bit(True, x) for x in (-1e6, 1e6)] == [True, False]
+
+
+def test_what_is_made_of_a_row_by_jaxs_wrapped_operations_is_still_the_rows():
+    got = []
+
+    def per_row(row):
+        doubled = jnp.ldexp(row[0][0], 1)
+        jax.debug.callback(got.append, doubled)
+        return doubled
+
+    with pytest.raises(RowsMeetError, match="debug_callback"):
+        vault().ask(given_draw(), RowSum(per_row, 1.0))
+    assert not got
+
+
+@pytest.mark.parametrize("above", range(0, 63, 7))
+def test_a_search_finds_the_first_bound_that_few_exceed(above):
+    """Each place of the grid can be found, by as many halvings as it has bits."""
+    values = 2.0 ** np.arange(-0.5, N - 0.5).astype(np.float32)  # one between any two bounds
+    of = Vault((jnp.asarray(values, jnp.float32),), neighboring_relation="replace_one")
+    found = of.find_bounds(given_draw(1, slots=6), lambda row: row[0], Grid(2.0, 6), jnp.float32(1.0), above + 0.5)
+    assert float(found[0]) == 2.0 ** (N - 1 - above)
+
+
+def test_without_privacy_owners_add_up_exactly():
+    of_row = np.arange(N) % 3
+    of = vault(private=False, owners=OwnerIndex(of_row, 3))
+    draw = given_draw(noisy=False)
+    unclipped = of.ask(draw, SUM._replace(bound=math.inf)).value
+    np.testing.assert_allclose(unclipped, ROWS[0].sum(), rtol=1e-5)
+    with pytest.raises(TypeError, match="noise cannot make it private"):
+        of.ask(given_draw(3), SUM._replace(bound=math.inf))

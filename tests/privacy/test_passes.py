@@ -153,7 +153,8 @@ def test_rows_have_numbers_of_32_bits(size, fits):
 def test_bounds_are_those_of_the_table_in_memory(relation):
     """Counts of all bounds in one pass are those of one bound at a time, as whole numbers."""
     values = np.concatenate([np.random.default_rng(0).lognormal(0, 2, BLOCK_ROWS + 50), HOSTILE])
-    grid = Grid(2.0**0.5, 6)
+    values[:9] = 0.125 * 2.0 ** np.arange(9)  # just at bounds
+    grid = Grid(2.0, 6)
 
     def both(row):
         return jnp.stack([row[0][0], 1 / row[0][0]])
@@ -161,7 +162,7 @@ def test_bounds_are_those_of_the_table_in_memory(relation):
     def found(rows, threshold):
         draws = given_draw(2, slots=6)
         vault = Vault(rows, neighboring_relation=relation)
-        return np.asarray(vault.find_bounds(draws, both, grid, jnp.float32(0.1), jnp.float32(threshold)))
+        return np.asarray(vault.find_bounds(draws, both, grid, jnp.float32(0.125), jnp.float32(threshold)))
 
     for threshold in (10.0, 500.0, 9000.0):
         of_pieces = found([table(values, (5, BLOCK_ROWS))["x"]], threshold)

@@ -555,3 +555,15 @@ def test_who_a_unit_is_stays_with_the_curator(ids):
     kept = pickle.dumps(kernel)
     assert not any(np.unique(ids)[k : k + 1].tobytes() in kept for k in range(len(np.unique(ids))))
     np.testing.assert_array_equal(kernel.settings.unit, number_units(PERSON))
+
+
+def test_whose_rows_are_private_is_not_told_by_what_is_wrong_with_them():
+    """How many rows there are is private, too, under add-or-remove-one."""
+    grouped = group_rows(separate(model, ARGS, KWARGS), "person", ARGS, KWARGS, max_rows_per_unit=2, are_counted=False)
+    for wrong in (np.full(N, np.nan), np.zeros((N, 2), int)):
+        with pytest.raises(ValueError, match="must say whose each of the rows is") as error:
+            grouped.layout(ARGS, KWARGS | {"person": wrong})
+        assert str(N) not in str(error.value)
+    shorter = {"y": Y[:-1], "person": PERSON[:-1]}
+    with pytest.raises(ValueError, match="must say whose each of the 60 rows is"):
+        units("person").require_same("person", (X[:-1],), shorter)

@@ -738,6 +738,7 @@ def shared_parts(*coordinates):
         shared_parts([0, 1], [1, 2]),
         shared_parts([0, 0]),
         shared_parts([0, 7]),
+        shared_parts([0, 3]),
         shared_parts([-1, 0]),
         RowStructure((Part("other", np.array([0]), (1,)),), 1, lambda row: (None,), lambda values, row: row[0][0]),
     ],
@@ -774,6 +775,63 @@ def largest_step(structure, size):
         of = Vault((jnp.zeros(N).at[5].set(value),), neighboring_relation="replace_one").with_structure(structure, size)
         moved.append(np.asarray(of.ask(given_draw(size), GradientSum(jnp.zeros(size), 1.0)).value))
     return np.linalg.norm(moved[0] - moved[1]) / 2
+
+
+@pytest.mark.parametrize("members", [[0, 1, 0], [1, 0, 0], [2, 1, 0]])
+def test_members_are_compared_within_a_row_and_not_among_rows(members):
+    """Also where neither the first two nor the last two are the same."""
+    structure = RowStructure(
+        (Part("member", np.arange(3), (3,)),),
+        3,
+        lambda row: (jnp.array(members) + 0 * row[0][0].astype(jnp.int32),),
+        lambda values, row: values[0].sum() * row[0][0],
+    )
+    found = largest_step(structure, 3)
+    assert found <= 1
+    assert (found > 0.9) == (members == [2, 1, 0])
+
+
+def test_a_part_without_coordinates_ends_no_sum():
+    parts = Part("direct", np.zeros(0, int), (0,)), Part("direct", np.array([0]), (1,))
+    structure = RowStructure(parts, 2, lambda row: (None, None), lambda values, row: values[1][0] * row[0][0])
+    assert largest_step(structure, 1) > 0.9
+
+
+@pytest.mark.parametrize("x", [lambda row: row[0], lambda row: row[0][0].astype(jnp.int32)])
+def test_members_are_whole_numbers_in_the_shape_that_was_told(x):
+    part = Part("member", np.arange(3), (1,))
+    with pytest.raises(ValueError, match="a member part needs other numbers of a row"):
+        vault().with_structure(RowStructure((part,), 1, lambda row: (x(row),), lambda values, row: values[0][0]), 3)
+
+
+def changes(rows, x=lambda row: row[0], bound=1.0):
+    """The sum of changes, from 0 to 1, of a dot with x."""
+    part = Part("dot", np.array([[0]]), (1,))
+    structure = RowStructure((part,), 1, lambda row: (x(row),), lambda values, row: values[0][0])
+    of = Vault((jnp.asarray(rows, jnp.float32),), neighboring_relation="replace_one").with_structure(structure, 1)
+    return [
+        np.asarray(of.ask(given_draw(), ChangeSum(jnp.zeros(1), jnp.ones(1), bound)).value),
+        np.asarray(of.ask(given_draw(1), GradientSum(jnp.zeros(1), bound)).value)[0],
+    ]
+
+
+def test_rows_that_fill_a_block_or_have_no_finite_number_count_as_nothing():
+    for found in changes([0.0, 0.0, 0.0]):
+        assert found == 0
+    one, other = changes([0.5, np.inf, np.nan], lambda row: row[0]), changes([0.5])
+    np.testing.assert_allclose(one, other, rtol=1e-6)
+    shifted = RowStructure(
+        (Part("dot", np.array([[0]]), (1,)),), 1, lambda row: (row[0],), lambda values, row: (values[0][0] + 1) ** 2
+    )
+    for rows, expected in (([0.5], 1.25), ([0.5, np.inf], 1.25)):
+        of = Vault((jnp.asarray(rows, jnp.float32),), neighboring_relation="replace_one").with_structure(shifted, 1)
+        change = of.ask(given_draw(), ChangeSum(jnp.zeros(1), jnp.ones(1), 4.0)).value
+        np.testing.assert_allclose(change, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bound", [1e-25, -1.0, 0.0, 1e19])
+def test_gradients_within_a_bound_that_floats_cannot_square_are_0(bound):
+    assert changes([1.0, 2.0], bound=bound)[1] == 0
 
 
 @pytest.mark.parametrize("members", [[0, 0], [0, 3], [0, -1], [0, 99], [2, 0]])
