@@ -960,3 +960,20 @@ def test_a_profile_of_a_batch_is_a_probability():
     eps = np.array([0.0, 1e-9, 0.01])
     for mechanism in (BarkerBatch(0.75, 2, 100, 1.8), BarkerBatch(1.0, 2, 100, 1.01)):
         assert (mechanism._batch_profile(eps) <= 1).all()
+
+
+def test_what_a_large_delta_pays_for_costs_no_eps():
+    assert composed_eps([(PoissonGaussian(1000.0, 1e-3), 10)], 0.5, REPLACE) == 0.0
+    assert composed_eps([(PoissonGaussian(1000.0, 1e-3), 10)], 1e-12, REPLACE) > 0.0
+
+
+@pytest.mark.parametrize("rho", [0.0, -0.5])
+def test_no_noise_is_enough_for_no_cost(rho):
+    with pytest.raises(ValueError, match="rho must be positive"):
+        noise_multiplier_for(rho, 3)
+
+
+def test_calibration_looks_below_one_and_above():
+    for unit in (1e-6, 1e6):
+        scale = calibrate(lambda scale, unit=unit: [(Gaussian(unit * scale), 10)], 1.0, 1e-6, REPLACE)
+        assert unit * scale == pytest.approx(noise_multiplier_for(gaussian_rho(1.0, 1e-6), 10), rel=1e-3)

@@ -18,7 +18,7 @@ from numpyro_dp.model.arguments import UnsupportedModelError
 from numpyro_dp.model.separate import separate
 from numpyro_dp.privacy import isolation
 from numpyro_dp.privacy.clipping import clipped_moments, clipped_sum
-from numpyro_dp.privacy.isolation import RowsMeetError, alone, betainc_is_elementwise, hazards
+from numpyro_dp.privacy.isolation import RowsMeetError, alone, betainc_is_elementwise, hazards, one_row
 from numpyro_dp.privacy.structured import StructuredRows
 from numpyro_dp.privacy.vmap import vmap_last
 from numpyro_dp.tools.sums import release_sum
@@ -318,3 +318,8 @@ def test_an_operation_that_looks_like_one_that_jax_wraps_is_refused():
         assert isolation._is_wrapped(equation)
         others = SimpleNamespace(primitive=equation.primitive, params={"_prim": lookalike})
         assert not isolation._is_wrapped(others)
+
+
+def test_one_row_of_a_table_has_a_leading_axis():
+    shapes = one_row((np.zeros((5, 3), np.float32), np.zeros(5, np.int32)))
+    assert [(shape.shape, shape.dtype) for shape in shapes] == [((1, 3), np.float32), ((1,), np.int32)]

@@ -27,6 +27,7 @@ from numpyro_dp import (
     PrivacyBudgetError,
     audit,
 )
+from numpyro_dp.model.separable import split_words
 from numpyro_dp.model.separate import separate
 from numpyro_dp.model.units import group_rows, number_units
 from numpyro_dp.preparation import Preparation
@@ -567,3 +568,14 @@ def test_whose_rows_are_private_is_not_told_by_what_is_wrong_with_them():
     shorter = {"y": Y[:-1], "person": PERSON[:-1]}
     with pytest.raises(ValueError, match="must say whose each of the 60 rows is"):
         units("person").require_same("person", (X[:-1],), shorter)
+
+
+def test_each_row_of_a_unit_has_a_key_of_its_own():
+    grouped = units()
+    words, present = jnp.array([3, 4], jnp.uint32), jnp.array([[True, True, False]])
+    density = lambda z, row, key: row[0][0] * (key[0] % 1000).astype(jnp.float32)  # noqa: E731
+    weights = jnp.array([[1.0, 10.0, 100.0]])
+    keys = np.asarray(split_words(words, 3))[:, 0] % 1000
+    found = grouped.per_unit(density)(jnp.zeros(1), (weights, present), words)
+    assert float(found) == float(keys[0] + 10 * keys[1])
+    assert len(set(keys.tolist())) == 3
