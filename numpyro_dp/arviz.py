@@ -61,7 +61,7 @@ def to_arviz(
     report = kernel.privacy
     stats = dict(mcmc.get_extra_fields(group_by_chain=True))
     kept = _number_of_draws(stats.get("exhausted"))
-    draws = {name: np.asarray(values) for name, values in mcmc.get_samples(group_by_chain=True).items()}
+    draws = _named_arrays(mcmc.get_samples(group_by_chain=True))
     posterior = {name: values[:, :kept] for name, values in draws.items()}
     sample_stats = {
         _STAT_NAMES.get(name, name): np.asarray(values)[:, :kept]
@@ -101,6 +101,12 @@ def to_arviz(
     results.attrs.update(attributes)
     results["posterior"].attrs.update(attributes)
     return results
+
+
+def _named_arrays(samples: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """An array for each site; of a deterministic site that holds several, "site.part" for each."""
+    leaves = jax.tree_util.tree_flatten_with_path(dict(samples))[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(values) for path, values in leaves}
 
 
 def _public_lengths(report: PrivacyReport) -> set[int]:

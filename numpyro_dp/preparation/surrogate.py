@@ -9,9 +9,11 @@ noise-aware   ``log N(g; K u, v K + cov(e) + cov(E u))``            what an obse
 ============  ====================================================  ===============================================
 
 The second treats the release as the data. Given the parameters, the score is normal around ``J u`` with the variance v
-J (that of the rows; v is 1 by the information identity, less for clipped scores) plus that of the noise; ``cov(E u) =
-s^2 (|u|^2 I + u u') / 2`` for a symmetric noise matrix whose diagonal has standard deviation s. Without noise both are
-the same function. With it, the second has intervals that cover the truth about as often as they say, as long as the
+J (that of the rows; v is 1 by the information identity, less for clipped scores, more for rows that vary more than the
+model says) plus that of the noise; ``cov(E u) = s^2 (|u|^2 I + u u') / 2`` for a symmetric noise matrix whose diagonal
+has standard deviation s. Without noise, and with a v of 1, both are the same function; with another v the second has
+the width that the rows' own spread gives (a sandwich). Where the model does not tell how rows come about, v is 1. With
+noise, the second has intervals that cover the truth about as often as they say, as long as the
 noise in the curvature is below the curvature: in one dimension 90% intervals cover .89 to .94 at relative noise of .5,
 .87 to .91 at 1, .75 at 3; runs that would have more than 1 are refused (`numpyro_dp.preparation.options.require_hope`).
 Normality of the score, and J for its variance, are approximations: they need many rows, few of them clipped, and a

@@ -119,6 +119,7 @@ def far_plates(y):
         wide = numpyro.sample("wide", dist.Normal(jnp.zeros((3, 1)), 1))
         numpyro.deterministic("mean", wide.mean())
         numpyro.deterministic("doubled", 2 * wide)
+    numpyro.deterministic("both", {"once": mu, "twice": (mu, 2 * mu)})
     with numpyro.plate("rows", y.shape[0]):
         numpyro.sample("y", dist.Normal(mu + effects.sum() + wide.sum(), 1), obs=y)
 
@@ -132,6 +133,7 @@ def test_a_plate_names_the_axis_that_is_its_own():
     assert posterior["wide"].dims[2:] == ("wide_dim_0", "fours")
     assert posterior["doubled"].dims[2:] == ("doubled_dim_0", "fours")
     assert posterior["mean"].dims[2:] == ()
+    np.testing.assert_allclose(posterior["both.twice.1"], 2 * posterior["mu"], rtol=1e-6)
 
 
 def test_numbers_of_numpy_tell_how_long_a_run_is():
