@@ -54,7 +54,7 @@ def test_who_has_no_rare_covariate_pays_for_no_search():
 
 
 def test_so_few_that_nobody_could_tell_are_left_alone():
-    frame, of_frames, _ = start_of(with_a_flag(0.002))
+    frame, of_frames, _ = start_of(with_a_flag(0.0005))
     assert not of_frames.any()
     assert np.diag(frame.whitening)[2] == 10
 

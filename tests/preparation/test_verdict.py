@@ -317,13 +317,13 @@ FIT = Fit(0.0, 1.0, 0.0, 1.0, 0.0, 1e-9, None, np.zeros(8), 1.0)
 )
 def test_the_variance_is_the_ratio_of_traces_but_1_where_noise_hides_it(ratio, noise, expected):
     """In the frame of the last look, whatever frame the surrogate has."""
-    _, surrogate, stages, _ = checked()
+    _, surrogate, *_ = checked()
     frame = recentred(surrogate, PRIOR)
     survey = Parabola(PLACE, PRECISION, N, power=0.25)
     change = np.linalg.solve(surrogate.frame.whitening, frame.whitening)
     trace = np.trace(change.T @ surrogate.curvature @ change)
     fit = FIT._replace(square=ratio * trace / 0.25, square_scale=max(noise, 1e-12) * trace / 0.25)
-    assert _variance(survey, fit, surrogate, frame, stages[-1], float(N)) == pytest.approx(expected, rel=1e-6)
+    assert _variance(survey, fit, surrogate, frame) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(
