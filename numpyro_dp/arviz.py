@@ -59,7 +59,7 @@ def to_arviz(
             f"to_arviz needs a run of a private kernel, got one of {type(kernel).__name__}; use az.from_numpyro"
         )
     report = kernel.privacy
-    stats = dict(mcmc.get_extra_fields(group_by_chain=True))
+    stats: dict[str, Any] = dict(mcmc.get_extra_fields(group_by_chain=True))
     kept = _number_of_draws(stats.get("exhausted"))
     draws = _named_arrays(mcmc.get_samples(group_by_chain=True))
     posterior = {name: values[:, :kept] for name, values in draws.items()}
