@@ -1,99 +1,70 @@
-"""The information of the rows' own law is minus the second derivative, of models in which the two could differ."""
+"""What is made of released information matrices: noise between pairs that are apart goes, and answers count if sure."""
 
-import jax
-import jax.numpy as jnp
+import math
+
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
-from numpyro.handlers import scale
 
-from numpyro_dp import DPHMC, MCMC
-from numpyro_dp.model.coordinates import find_cut
-from numpyro_dp.model.separate import separate
-from numpyro_dp.preparation.frames import Frame
-from numpyro_dp.preparation.row_scores import centred_scores, plain_scores
-
-N = 3000
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=N).astype(np.float32)
-Y = (1 + 2 * X + RNG.normal(size=N)).astype(np.float32)
-WEIGHTS = RNG.gamma(1, 1, size=N).astype(np.float32)
+from numpyro_dp.preparation.information import answered, without_apart
 
 
-def coefficients():
-    return [numpyro.sample(name, dist.Normal(0, 5)) for name in "ab"]
+def test_how_gradients_fall_counts_as_far_as_noise_leaves_it():
+    """First by one factor for all squares; then each by its own."""
+    squares, fall = np.diag([100.0, 100.0]), np.array([[40.0, 10.0], [10.0, 60.0]])
+    information, scale, answer = answered(squares, 1.0, fall, 0.0)
+    np.testing.assert_allclose(information, fall)
+    assert (answer, scale) == (pytest.approx(0.5), 0.0)
+    # Noise that hides the matrix, and hardly the factor.
+    noise = 25.0 / math.sqrt(2)
+    information, scale, answer = answered(squares, 1.0, fall, noise)
+    assert answer == pytest.approx(1 - 0.5 / (1 + (noise * math.sqrt(2) / 200 / 0.25) ** 2))
+    sure = 1 / (1 + (2 * noise / (100 * answer) / 0.5) ** 2)
+    np.testing.assert_allclose(information, (1 - sure) * answer * squares + sure * fall)
+    assert scale == pytest.approx(math.hypot((1 - sure) * answer, sure * noise))
+    # Noise that hides all, squares that are noise, and a sum that does not fall.
+    assert answered(squares, 1.0, fall, 1e9)[2] == pytest.approx(1.0)
+    np.testing.assert_allclose(answered(squares, 1.0, fall, 1e9)[0], squares, atol=1e-6)
+    np.testing.assert_array_equal(answered(squares, 40.0, fall, 0.0)[0], squares)
+    assert answered(squares, 1.0, -fall, 0.0)[2] == 0.1
 
 
-def weighted(x, w, y):
-    a, b = coefficients()
-    with numpyro.plate("rows", x.shape[0]), scale(scale=w):
-        numpyro.sample("y", dist.Normal(a + b * x, 1.0), obs=y)
+_GROUPED = np.array([[False, True, True, False], [True, False, True, False], [True, True, False, False], 4 * [False]])
 
 
-def residual(x, y):
-    a, b = coefficients()
-    with numpyro.plate("rows", x.shape[0]):
-        numpyro.sample("e", dist.Normal(0, 1.0), obs=y - a - b * x)
+def _grouped_information(whitening):
+    diagonal = np.diag([3.0, 2.0, 1.0, 5.0])
+    diagonal[3, :3] = diagonal[:3, 3] = [0.5, -0.4, 0.3]
+    return whitening.T @ diagonal @ whitening
 
 
-def wide(x, y):
-    """A law with one value of a row for three that are observed: NumPyro spreads it."""
-    a, b = coefficients()
-    numpyro.sample("y", dist.Normal((a + b * x)[:, None], 1.0), obs=y)
+@pytest.mark.parametrize("whitening", [np.eye(4), np.random.default_rng(1).standard_normal((4, 4))])
+def test_an_information_without_pairs_that_are_apart_stays_what_it_is(whitening):
+    information = _grouped_information(whitening)
+    found, scale = without_apart(information, 0.1, whitening, _GROUPED)
+    np.testing.assert_allclose(found, information, rtol=1e-10, atol=1e-10)
+    assert scale < 0.1
 
 
-def wide_outcomes(x, y):
-    a, b = coefficients()
-    with numpyro.plate("rows", x.shape[0], dim=-2):
-        numpyro.sample("y", dist.Bernoulli(logits=(a + b * x)[:, None]), obs=y)
+@pytest.mark.parametrize("apart", [None, np.zeros((4, 4), bool)])
+def test_nothing_is_taken_off_where_no_pair_is_apart(apart):
+    information = _grouped_information(np.eye(4))
+    assert without_apart(information, 0.1, np.eye(4), apart) == (information, 0.1)
 
 
-THREE = (1 + 2 * X[:, None] + RNG.normal(size=(N, 3))).astype(np.float32)
-CASES = {
-    "plain": (weighted, (X, 1.0, Y), True),
-    "scale .5": (weighted, (X, 0.5, Y), False),
-    "scale 3": (weighted, (X, 3.0, Y), False),
-    "weights": (weighted, (X, WEIGHTS, Y), False),
-    "residual": (residual, (X, Y), False),
-    "wide": (wide, (X, THREE), True),
-    "wide outcomes": (wide_outcomes, (X, (THREE > 0).astype(np.int32)), True),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_information_is_minus_the_second_derivative(name):
-    model, args, is_drawn = CASES[name]
-    separated = separate(model, args)
-    cut = find_cut(separated, args, {})
-    assert (cut.drawn_log_density is not None) == is_drawn
-    frame = Frame(np.asarray(cut.coordinates(jnp.array([1.0, 2.0]))), np.eye(2, dtype=np.float32))
-    rows = jax.tree.map(lambda x: jnp.asarray(x)[:, None], separated.rows(args, {}))
-    bound = jnp.float32(jnp.inf)
-    hessian = jax.jit(jax.vmap(lambda row: plain_scores(cut, frame, bound, row, True).unclipped))(rows).sum(0)
-    weight = {"scale .5": 0.5, "scale 3": 3.0, "weights": WEIGHTS}.get(name, 1.0) * (3 if name == "wide" else 1)
-    if name != "wide outcomes":
-        expected = np.broadcast_to(weight, N) @ np.stack([np.ones(N), X * X], 1)
-        np.testing.assert_allclose(np.diag(hessian), expected, rtol=1e-3)
-    if is_drawn:
-        numbers = jnp.arange(N, dtype=jnp.uint32)
-        scores = jax.jit(jax.vmap(lambda row, k: centred_scores(cut, frame, bound, row, k)))(rows, numbers)
-        # Of 3,000 rows with 8 draws each: 5 standard deviations are some 6% of the second coordinate's.
-        np.testing.assert_allclose(np.diag(scores.information.sum(0)), np.diag(hessian), rtol=0.1)
-
-
-@pytest.mark.statistical
-@pytest.mark.parametrize("name", ["scale .5", "scale 3", "weights", "residual", "wide"])
-def test_without_noise_the_posterior_is_that_of_the_likelihood_as_it_is_written(name):
-    model, args, _ = CASES[name]
-    mcmc = MCMC(DPHMC(model, eps=jnp.inf), num_warmup=300, num_samples=1000, progress_bar=False)
-    mcmc.run(jax.random.key(0), *args)
-    weight = {"scale .5": 0.5, "scale 3": 3.0, "weights": WEIGHTS}.get(name, 1.0) * (3 if name == "wide" else 1)
-    design, y = np.stack([np.ones(N), X], 1), THREE.mean(1) if name == "wide" else Y
-    precision = (design * np.broadcast_to(weight, N)[:, None]).T @ design + np.eye(2) / 25
-    mean = np.linalg.solve(precision, (design * np.broadcast_to(weight, N)[:, None]).T @ y)
-    sd = np.sqrt(np.diag(np.linalg.inv(precision)))
-    for k, site in enumerate("ab"):
-        draws = np.asarray(mcmc.get_samples()[site])
-        assert abs(draws.mean() - mean[k]) < 0.35 * sd[k]  # the surrogate's own law is good to some .1
-        assert 0.85 < draws.std() / sd[k] < 1.2
+def test_noise_between_pairs_that_are_apart_is_taken_off():
+    rng, size = np.random.default_rng(0), 20
+    apart = ~np.eye(size, dtype=bool)
+    apart[0] = apart[:, 0] = False
+    whitening = np.diag(rng.lognormal(0, 1, size)) + 0.1 * rng.standard_normal((size, size))
+    truth = whitening.T @ (np.eye(size) + ~apart) @ whitening
+    before, after = [], []
+    for _ in range(50):
+        noise = rng.standard_normal((size, size))
+        noisy = truth + 0.3 * (noise + noise.T) / math.sqrt(4)
+        found, scale = without_apart(noisy, 0.3, whitening, apart)
+        before.append(np.abs(np.linalg.eigvalsh(noisy - truth)).max())
+        after.append(np.abs(np.linalg.eigvalsh(found - truth)).max())
+        assert np.linalg.norm(found - truth) < np.linalg.norm(noisy - truth)
+    # Standard errors of both are below 2%, as is that of the 16 draws by which the scale is found.
+    np.testing.assert_allclose(np.mean(after), scale * math.sqrt(2 * size), rtol=0.12)
+    assert np.mean(after) < 0.7 * np.mean(before)
