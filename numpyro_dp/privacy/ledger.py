@@ -722,7 +722,8 @@ class Ledger:
 
     def __setstate__(self, state):
         self.__init__(noise=None)  # type: ignore[misc]
-        self.__dict__.update(state)
+        before = {"_reproducible": state["reproducible"]} if "reproducible" in state else {}  # as it was named before
+        self.__dict__.update(state | before)
 
 
 def _reference(leaf: Any) -> Any:

@@ -205,6 +205,11 @@ def test_whether_noise_is_reproducible_cannot_be_assigned():
         ledger.reproducible = False
     assert ledger.reproducible
     assert pickle.loads(pickle.dumps(ledger)).reproducible
+    before = ledger.__getstate__()
+    before["reproducible"] = before.pop("_reproducible")
+    read = Ledger.__new__(Ledger)
+    read.__setstate__(before)
+    assert read.reproducible
 
 
 # -- Queries and rows --------------------------------------------------------------------------------------------------
