@@ -34,7 +34,14 @@ from numpyro_dp.chain.algorithm import Step, Transition
 from numpyro_dp.chain.random_walk import RandomWalk
 from numpyro_dp.chain.target import ROOM, PrivateTarget
 from numpyro_dp.kernels.options import MetropolisOptions, only
-from numpyro_dp.kernels.prepared import BEGUN, PreparedKernel, resolve_preparation, same_values, without_preparation
+from numpyro_dp.kernels.prepared import (
+    BEGUN,
+    PRIOR_DRAWS,
+    PreparedKernel,
+    resolve_preparation,
+    same_values,
+    without_preparation,
+)
 from numpyro_dp.model.arguments import PublicArguments
 from numpyro_dp.model.families import BoundFamily, ExponentialFamily, family_of
 from numpyro_dp.model.separable import SeparableModel
@@ -209,7 +216,7 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
             family,
             of_rows,
             of_rows.program(sums),
-            self._prior_draws(separated, public.args, public.kwargs),
+            *separated.prior_draws(PRIOR_DRAWS, public.args, public.kwargs),
             jax.jit(law.middle),
             jax.jit(jax.value_and_grad(minus_log_posterior)),
             jax.jit(jax.hessian(minus_log_posterior)),
@@ -339,6 +346,7 @@ class _Begun(NamedTuple):
     :ivar target: on all rows.
     :ivar sums: of statistics and of moved rows.
     :ivar z_draws: of the prior.
+    :ivar improper: supports of sites whose prior is: their draws are uniform in (-2, 2).
     :ivar middle: see `SumLaw`.
     :ivar density, curvature: minus the log posterior and its gradient, and its Hessian.
     """
@@ -347,6 +355,7 @@ class _Begun(NamedTuple):
     target: PrivateTarget
     sums: Callable[..., tuple[Released, Released]]
     z_draws: np.ndarray
+    improper: dict[str, Any]
     middle: Callable[[Statistics], jax.Array]
     density: Callable[..., tuple[jax.Array, jax.Array]]
     curvature: Callable[..., jax.Array]

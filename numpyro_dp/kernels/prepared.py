@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from numpyro.infer.initialization import init_to_sample
+from numpyro.distributions import constraints
 from numpyro.util import is_prng_key
 
 from numpyro_dp.chain.algorithm import Algorithm
@@ -55,6 +55,7 @@ from numpyro_dp.privacy.fingerprint import fingerprint
 from numpyro_dp.privacy.ledger import PrivacyBudgetError, Releases, Wanted
 from numpyro_dp.privacy.mechanisms import Gaussian, bounds_per_row
 from numpyro_dp.privacy.sharding import Layout
+from numpyro_dp.statements import some_of
 
 PRIOR_DRAWS = 1000
 RHO_WITHOUT_PRIVACY = 1e6
@@ -65,6 +66,13 @@ OWN_SHARE = 0.3
 """Of the budget, for the preparation of a kernel that goes on with its own chain."""
 
 
+_WITHOUT_SCALE = (
+    constraints.ordered_vector,
+    constraints.simplex,
+    constraints.corr_cholesky,
+    constraints.corr_matrix,
+    constraints.sphere,
+)
 BEGUN = (
     "the preparation was begun before and did not end, and its budget is spent: make a new kernel, whose eps adds to "
     "this one's"
@@ -323,7 +331,7 @@ class PreparedKernel(DPKernel):
             with _now():
                 prepared = self.finish_search(begun)
                 self._chain = self._make_chain(prepared, begun.cut, separated, public)
-                self._prior_widths = _widths_of_prior(separated, public, begun.z_draws)
+                self._prior_widths = _widths_of_prior(separated, public, begun.z_draws, begun.improper)
             self._result = prepared
             self._public = public.leaves
             self._public_hash = _hash(self._public)
@@ -363,7 +371,8 @@ class PreparedKernel(DPKernel):
             else:
                 warn_if_blurred(cut.size, counted, rho, options, plan.eps, plan.delta, units)
         self.ledger.require({RESERVE: 1}, 1, None, "the preparation")
-        z_draws = self._prior_draws(separated, args, kwargs)
+        z_draws, improper = separated.prior_draws(PRIOR_DRAWS, args, kwargs)
+        z_draws = self._scaled_draws(separated, z_draws, improper)
         of_rows = target()
         # Outcomes that are drawn tell the information, but only where rows have public places.
         is_smooth = is_centred(cut, of_rows) or not _has_kinks(cut, separated, args, kwargs, z_draws)
@@ -378,11 +387,11 @@ class PreparedKernel(DPKernel):
         symmetries = find_symmetries(separated, args, kwargs, z_draws)
         steps = tuple(_steps(cut, separated, args, kwargs, _map(cut.coordinates, z_draws), prior))
         of_row = separated.row_log_density(args, kwargs)
-        return _Begun(options, survey, z_draws, z_prior, prior, near, symmetries, of_rows, of_row, steps)
+        return _Begun(options, survey, z_draws, improper, z_prior, prior, near, symmetries, of_rows, of_row, steps)
 
     def finish_search(self, begun: "_Begun") -> Prepared:
         """Ask the table, and decide by its noisy answers."""
-        options, survey, _, z_prior, prior, near, symmetries, *_ = begun
+        options, survey, _, _, z_prior, prior, near, symmetries, *_ = begun
         asked = self._asked_in_search(begun) if begun.asked is None else begun.asked
         fund, cut = Fund(self.ledger, self.announce, asked), survey.cut
         whole = fund.left
@@ -496,11 +505,29 @@ class PreparedKernel(DPKernel):
         """The coordinates in which the parameters meet the data, with their names."""
         return _cut_of_units(separated, public.args, public.kwargs)
 
-    def _prior_draws(self, separated: SeparableModel, args: tuple, kwargs: dict) -> np.ndarray:
-        """Flat unconstrained draws of the prior, shape (k, d)."""
-        keys = random.split(random.key(0), PRIOR_DRAWS)
-        params, valid = separated.init_params(keys, init_to_sample, args, kwargs)
-        return np.asarray(jax.vmap(separated.ravel)(params), float)[np.asarray(valid)]
+    def _scaled_draws(self, separated: SeparableModel, z_draws: np.ndarray, improper: Mapping[str, Any]) -> np.ndarray:
+        """Draws of the prior, those of improper sites replaced by what the user says of their place and scale.
+
+        :param improper: supports of these sites.
+        :raises ValueError: if the user does not say how large one may be, and its support does not, either.
+        """
+        options = self.preparation
+        assert options is not None
+        scales, start = options.scales or {}, options.start or {}
+        unknown = sorted(name for name, support in improper.items() if name not in scales and _has_scale(support))
+        if unknown and not options.force:
+            raise ValueError(
+                f"improper prior of {some_of(unknown)}: it does not say how large a parameter may be, with which the "
+                "search for the posterior begins. Nothing was released. Give a proper prior, rather too wide than too "
+                "narrow. Or say by `prepare=Preparation(scales={...})`, for each of these sites, how far from 0 (or "
+                "from its `start`) it may be; of a positive one, how far its logarithm"
+            )
+        sites = jax.vmap(separated.unravel)(jnp.asarray(z_draws, jnp.result_type(float)))
+        rng = np.random.default_rng(0)
+        for name in sorted(improper.keys() & set(scales)):
+            normal = rng.standard_normal(sites[name].shape)
+            sites[name] = jnp.asarray(start.get(name, 0.0) + scales[name] * normal, sites[name].dtype)
+        return np.asarray(jax.vmap(separated.ravel)(sites), float)
 
     def _public_guess(self, separated: SeparableModel, z_prior: NormalPrior) -> np.ndarray | None:
         """Draws from where the search starts, if the user says so; flat and unconstrained."""
@@ -558,6 +585,7 @@ class _Begun(NamedTuple):
     """A preparation before it starts.
 
     :ivar z_draws: of the prior; flat and unconstrained.
+    :ivar improper: supports of sites whose prior is: their draws are what the user says of them.
     :ivar z_prior, prior: rough normal laws of them, in unconstrained parameters, and in the cut's coordinates.
     :ivar near: where to start, in the latter.
     :ivar symmetries: of the joint density.
@@ -570,6 +598,7 @@ class _Begun(NamedTuple):
     options: Preparation
     survey: Survey
     z_draws: np.ndarray
+    improper: Mapping[str, Any]
     z_prior: NormalPrior
     prior: NormalPrior
     near: NormalPrior
@@ -584,17 +613,26 @@ class _Begun(NamedTuple):
         return self.survey.cut
 
 
-def _widths_of_prior(separated: SeparableModel, public: PublicArguments, z_draws: np.ndarray) -> dict[str, float]:
-    """Of each parameter as users know it, from flat unconstrained draws."""
+def _widths_of_prior(
+    separated: SeparableModel, public: PublicArguments, z_draws: np.ndarray, improper: Mapping[str, Any]
+) -> dict[str, float]:
+    """Of each parameter as users know it, from flat unconstrained draws; an improper prior has no width."""
 
     def parameters(z: jax.Array) -> dict[str, jax.Array]:
         sites = separated.constrain(public.args, public.kwargs)(separated.unravel(z))
-        return {name: sites[name] for name in separated.prototype if name in sites}
+        return {name: sites[name] for name in separated.prototype if name in sites.keys() - improper}
 
     free = {name: np.size(value) for name, value in separated.prototype.items()}
     values = jax.jit(jax.vmap(parameters))(jnp.asarray(z_draws, jnp.result_type(float)))
     single = by_coordinate(values, free, 1)
     return widths({name: value for name, value in single.items() if value.ndim == 1})
+
+
+def _has_scale(support: Any) -> bool:
+    """Whether unconstrained values may be of any size: not within bounds, nor those of cut points on a link's scale."""
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return not isinstance(support, constraints.interval) and support not in _WITHOUT_SCALE
 
 
 def _now() -> AbstractContextManager:

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from numpyro.infer.initialization import init_to_sample
 from numpyro.infer.util import constrain_fn, find_valid_initial_params, potential_energy
 from numpyro.primitives import Messenger
 
@@ -383,6 +384,16 @@ class SeparableModel:
 
         return traced(find, *self.without_private(args, kwargs))(rng_key)
 
+    def prior_draws(self, num: int, args: tuple, kwargs: dict) -> tuple[np.ndarray, dict[str, Any]]:
+        """Flat unconstrained draws of the prior, shape (num, d) or fewer; and supports of sites that cannot be drawn.
+
+        From an improper prior nothing can be drawn: its values are uniform in (-2, 2), as NumPyro starts its chains.
+        """
+        improper: dict[str, Any] = {}
+        strategy = functools.partial(_to_sample, improper=improper)
+        params, valid = self.init_params(jax.random.split(jax.random.key(0), num), strategy, args, kwargs)
+        return np.asarray(jax.vmap(self.ravel)(params), float)[np.asarray(valid)], improper
+
     def public(self, args: tuple, kwargs: dict) -> PublicArguments:
         """The arguments for who must not see the table."""
         leaves, treedef = jax.tree.flatten((args, kwargs))
@@ -415,6 +426,16 @@ class SeparableModel:
         names = frozenset() if self.latents is None else self.latents.names
         model = fix_continuous(fix_latents(self.model, dict.fromkeys(self.row_latents, 0.0)), names)
         return keep_sites(model, lambda name: name not in self.row_sites | names, self.plates_of_one, 1)
+
+
+def _to_sample(site: dict, improper: dict[str, Any]) -> Any:
+    """NumPyro's `init_to_sample`; supports of sites from whose law nothing can be drawn are added to `improper`."""
+    if site["type"] == "sample" and not site["is_observed"] and not site["fn"].support.is_discrete:
+        try:
+            jax.eval_shape(site["fn"].sample, jax.random.key(0))
+        except NotImplementedError:
+            improper[site["name"]] = site["fn"].support
+    return init_to_sample()(site)
 
 
 def _saturated(leaf: Any) -> Any:

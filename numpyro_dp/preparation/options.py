@@ -32,6 +32,7 @@ class Preparation:
     :param start: a public guess of the posterior's place: unconstrained values by site.
     :param scales: public guesses of its width, in unconstrained space: a number for each site, or an array of its
         shape. With both given, a public start replaces the prior's place and width in the search, not in the posterior.
+        A site with an improper prior and no bounds needs one.
     :param mode: "surrogate" releases the likelihood once, and draws cost nothing; "walk" leaves most of the budget to a
         random walk, each of whose steps asks the rows.
     :param force: go on where the size of the table and the budget promise no useful posterior.

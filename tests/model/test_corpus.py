@@ -95,11 +95,13 @@ def test_good_models_run_by_default(name):
 def test_flat_priors_are_no_surprise_where_little_is_learned(rows, eps, seed):
     """Those of other priors spread out then; draws of a flat one may be far away: then somebody says so."""
     outcomes = np.random.default_rng(seed).normal(size=rows)
-    kernel = DPHMC(BY_NAME["improper"].model, eps=eps, noise_seed=seed)
+    said = Preparation(scales={"mu": 1.0, "sigma": 1.0})
+    kernel = DPHMC(BY_NAME["improper"].model, eps=eps, noise_seed=seed, prepare=said)
     mcmc = MCMC(kernel, num_warmup=100, num_samples=500, progress_bar=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PosteriorWarning)
         mcmc.run(jax.random.key(0), outcomes)
+    assert not mcmc.privacy.posterior.uninformed  # a prior without a width is never as narrow as the posterior
     mu, log_sigma = np.asarray(mcmc.get_samples()["mu"]), np.log(mcmc.get_samples()["sigma"])
     if mcmc.privacy.posterior.trusted:
         assert abs(mu.mean() - outcomes.mean()) < 5 * mu.std()

@@ -17,6 +17,7 @@ import numpyro.distributions as dist
 import numpyro.infer
 import pytest
 from helpers.tiers import needs_support, some_every_day
+from numpyro.distributions import constraints
 
 import numpyro_dp.chain.target
 import numpyro_dp.kernels.prepared
@@ -175,6 +176,76 @@ def test_a_public_start_for_a_site_that_is_not_there_is_refused_before_anything_
 
 
 # -- Before anything is released ---------------------------------------------------------------------------------------
+
+
+def flat(*supports, event_shape=()):
+    def model(y=None, num_rows=N):
+        z = [numpyro.sample(f"z{k}", dist.ImproperUniform(s, (), event_shape)) for k, s in enumerate(supports)]
+        with numpyro.plate("rows", num_rows):
+            numpyro.sample("y", dist.Normal(sum(map(jnp.sum, z)), 1), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize("support", [constraints.real, constraints.positive, constraints.greater_than(3.0)])
+def test_an_improper_prior_does_not_say_where_to_begin_and_is_refused_before_anything_is_released(support):
+    given = Preparation(scales={"z0": 10.0})
+    kernel = DPHMC(flat(constraints.real, support, constraints.real), eps=20.0, prepare=given, num_iterations=6)
+    with pytest.raises(ValueError, match=r"improper prior of z1, z2: .* Nothing was released.*Preparation\(scales="):
+        kernel.prepare(np.zeros(N))
+    assert kernel.ledger.untouched
+
+
+@pytest.mark.parametrize(
+    ("supports", "options"),
+    [
+        ([constraints.real, constraints.positive], {"scales": {"z0": 10.0, "z1": np.ones(2)}}),
+        ([constraints.real, constraints.positive], {"force": True}),
+        # Cut points are on the scale of a link, and of what has bounds an unconstrained value has a scale.
+        ([constraints.ordered_vector, constraints.simplex, constraints.unit_interval, constraints.interval(2, 3)], {}),
+    ],
+)
+def test_an_improper_prior_of_which_the_scale_is_said_or_known_is_not(supports, options, monkeypatch):
+    def look(*_):
+        raise RuntimeError("the first look")
+
+    monkeypatch.setattr(numpyro_dp.kernels.prepared, "search", look)
+    model = flat(*supports, event_shape=(2,))
+    kernel = DPHMC(model, eps=50.0, prepare=Preparation(**options), num_iterations=6)
+    with pytest.raises(RuntimeError, match="the first look"):
+        kernel.prepare(np.zeros(N))
+
+
+@pytest.mark.statistical
+@pytest.mark.optimized
+def test_a_flat_prior_on_raw_scales_is_right_where_its_scale_is_said():
+    """Within (-2, 2), where NumPyro would start, there is nothing. The scale that was said is no width of a prior."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal(5000)
+    y = 170 + 5 * x + 10 * rng.standard_normal(5000)
+
+    def regression(x, y=None):
+        a, b = (numpyro.sample(name, dist.ImproperUniform(constraints.real, (), ())) for name in "ab")
+        sigma = numpyro.sample("sigma", dist.ImproperUniform(constraints.positive, (), ()))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Normal(a + b * x, sigma), obs=y)
+
+    scales = {"a": 1000.0, "b": 100.0, "sigma": 5.0}
+    mcmc = MCMC(
+        DPHMC(regression, eps=3.0, prepare=Preparation(scales=scales), noise_seed=1),
+        num_warmup=300,
+        num_samples=1000,
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(0), x, y)
+    assert mcmc.privacy.posterior.trusted
+    assert not mcmc.privacy.posterior.uninformed
+    design = np.stack([np.ones(5000), x], 1)
+    (a, b), *_ = np.linalg.lstsq(design, y)
+    exact = {"a": a, "b": b, "sigma": (y - design @ [a, b]).std()}
+    for name, draws in mcmc.get_samples().items():
+        assert abs(draws.mean() - exact[name]) < 4 * draws.std()
+        assert draws.std() < 3 * 10 / np.sqrt(5000)
 
 
 def test_a_latent_for_each_person_is_advised_to_be_integrated_out():
