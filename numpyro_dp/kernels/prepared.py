@@ -41,7 +41,7 @@ from numpyro_dp.preparation.chains import (
 )
 from numpyro_dp.preparation.discontinuities import find_discontinuities
 from numpyro_dp.preparation.frames import NormalPrior, as_wide_as_the_posterior, place_of, rough_normal
-from numpyro_dp.preparation.fund import RESERVE, Fund, Wish, tell
+from numpyro_dp.preparation.fund import BEGUN, RESERVE, Fund, Wish, tell
 from numpyro_dp.preparation.last_release import last_releases, recentred
 from numpyro_dp.preparation.options import Preparation, require_draws, require_hope, warn_if_blurred
 from numpyro_dp.preparation.row_scores import has_kinks
@@ -72,10 +72,6 @@ _WITHOUT_SCALE = (
     constraints.corr_cholesky,
     constraints.corr_matrix,
     constraints.sphere,
-)
-BEGUN = (
-    "the preparation was begun before and did not end, and its budget is spent: make a new kernel, whose eps adds to "
-    "this one's"
 )
 _CLIPS = {
     "count": "one for each row",

@@ -18,6 +18,10 @@ from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError, Releases, Requ
 from numpyro_dp.privacy.mechanisms import Gaussian
 
 RESERVE = "reserve"
+BEGUN = (
+    "the preparation was begun before and did not end, and its budget is spent: make a new kernel, whose eps adds to "
+    "this one's"
+)
 
 
 def silent(text: str) -> None:
@@ -93,9 +97,5 @@ class Fund:
         requests = {names[kind]: Request(wish.number, (wish.number, *wish.shape)) for kind, wish in wishes.items()}
         draws = draws_now(self._ledger, requests, b"preparation" + self._asked.encode())
         if draws is None:
-            raise PrivacyBudgetError(
-                "the preparation was begun before and did not end, and its budget is spent: make a new kernel, whose "
-                "eps adds to this one's"
-            )
-
+            raise PrivacyBudgetError(BEGUN)
         return {kind: draws[name] for kind, name in names.items()}

@@ -54,7 +54,7 @@ def _rounded_up(value: float) -> float:
     return math.ceil(value / unit) * unit
 
 
-def what_would_do(eps: float, delta: float, times_rho: float, num_rows: float, units: str = "rows") -> str:
+def what_would_do(eps: float, delta: float, times_rho: float, num_rows: float, units: str) -> str:
     """The eps at which rho is so many times what it is, or at the same eps the number of rows; in words."""
     rows = f"{_rounded_up(num_rows):,.0f} {units} at this eps would do"
     enough = gaussian_eps(delta, times_rho * gaussian_rho(eps, delta)) if math.isfinite(eps) else math.inf
@@ -104,7 +104,7 @@ def require_hope(
         )
 
 
-def require_draws(draws: float, num_rows: float, eps: float, units: str = "rows") -> None:
+def require_draws(draws: float, num_rows: float, eps: float, units: str) -> None:
     """Refuse a kernel's own chain that would hardly move, by public numbers only.
 
     :param draws: independent ones that it is worth, as foreseen.

@@ -69,7 +69,7 @@ def engine_of(given: Any) -> Engine:
         return DaskWorkers(given)
     if kind.startswith("pyspark."):
         return SparkJobs(given)
-    if isinstance(given, JaxProcesses) or callable(getattr(given, "run", None)):
+    if callable(getattr(given, "run", None)):
         return given
     raise TypeError(
         f"engine must be a Dask client, a Spark session, or an object with a method run(task, pieces), got {kind}"
