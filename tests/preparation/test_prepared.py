@@ -524,10 +524,10 @@ def test_a_run_ends_with_one_warning_and_keeps_its_results(monkeypatch):
     monkeypatch.setattr(numpyro_dp.kernels.prepared, "reasons", lambda check: ["first", "second"])
     monkeypatch.setattr(numpyro_dp.kernels.prepared, "warn_if_blurred", lambda *args: None)
     kernel = surrogate(prepare=Preparation(mode="surrogate"))
-    mcmc = MCMC(kernel, num_warmup=100, num_samples=600, progress_bar=False)
+    mcmc = MCMC(kernel, num_warmup=10, num_samples=20, progress_bar=False)
     with pytest.raises(PosteriorWarning, match=r"^the posterior may be off: first; second"):
         mcmc.run(jax.random.key(0), X, y=Y)
-    assert mcmc.get_samples()["b"].shape == (600, 2)
+    assert mcmc.get_samples()["b"].shape == (20, 2)
     assert made(kernel) == planned(kernel)
     assert mcmc.privacy.posterior.reasons[:2] == ("first", "second")
     assert pickle.loads(pickle.dumps(mcmc)).privacy == mcmc.privacy
