@@ -115,6 +115,10 @@ class PreparedKernel(DPKernel):
         raise NotImplementedError
 
     def __init__(self, *args: Any, prepare: Preparation | None, noise_aware: bool = True, **options: Any):
+        if not noise_aware and (prepare is None or prepare.mode == "walk"):
+            raise ValueError(
+                "noise_aware=False is about a likelihood that is released once, and here none is: leave it out"
+            )
         self.preparation, self._noise_aware = prepare, noise_aware
         self._strategy_given = options.get("init_strategy") is not None
         self._chain: Chain | OwnChain | None = None

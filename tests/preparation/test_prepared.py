@@ -152,6 +152,12 @@ def test_a_preparation_and_arguments_of_the_plain_sampler_exclude_each_other(ker
         kernel(model, prepare=prepare, **options)
 
 
+@pytest.mark.parametrize("prepare", [False, Preparation(mode="walk")])
+def test_noise_in_a_likelihood_that_is_not_released_cannot_be_left_out(prepare):
+    with pytest.raises(ValueError, match="noise_aware=False is about a likelihood that is released once"):
+        DPHMC(model, eps=1.0, prepare=prepare, noise_aware=False)
+
+
 @pytest.mark.parametrize("mode", ["nuts", "residual", True, ""])
 def test_a_mode_that_there_is_not_is_refused(mode):
     with pytest.raises(ValueError, match=f"mode must be None or one of 'surrogate', 'walk', got {mode!r}"):
