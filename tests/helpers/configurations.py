@@ -515,7 +515,7 @@ CONFIGURATIONS = {
             "noise_multiplier_grad": "matched",
             "step_size": 1e-6,
             "owners": ALTERNATING,
-            "inverse_mass_matrix": {"a": 0.5},
+            "inverse_mass_matrix": {"a": 0.5, "b": 1.0},
             "n0": 20.0,
             "init_strategy": init_to_sample,
         }

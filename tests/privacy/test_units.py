@@ -209,7 +209,7 @@ def largest_move_of_a_gradient_that_jumps():
 @pytest.mark.nightly
 def test_rows_in_private_places_are_computed_alike_in_all_of_them(monkeypatch):
     assert 0.99 < largest_move_of_a_gradient_that_jumps() <= 1
-    monkeypatch.setattr(clipping, "whole_chunks", lambda rows, chunk: (tuple(rows), min(len(rows[0]), chunk)))
+    monkeypatch.setattr(clipping, "whole_chunks", lambda rows, chunk: (tuple(rows), len(rows[0]), 1))
     if jax.default_backend() == "cpu":  # a mutation, to see that there is something to find
         assert largest_move_of_a_gradient_that_jumps() > 1.1
 
