@@ -900,6 +900,7 @@ def test_what_costs_nothing_costs_nothing():
     assert calibrate(lambda scale: [(Gaussian(scale), 1)], MIN_EPS, 1e-6, REPLACE) > 0
     assert gaussian_delta(MIN_EPS, gaussian_rho(MIN_EPS, 1e-6)) <= 1e-6
     assert gaussian_delta(1.0, 0.0) == gaussian_delta(math.inf, 0.1) == gaussian_eps(0.9, 1e-3) == 0.0
+    assert gaussian_delta(1.0, math.inf) == 1.0
 
 
 def test_of_all_rows_a_poisson_batch_is_all_rows():

@@ -214,10 +214,19 @@ def test_a_value_beyond_single_precision_is_clipped_without_a_word(without_noise
     assert release_sum(lambda x: x, x, bound=1.0, eps=1.0).value - quiet.value == pytest.approx(0.5, rel=1e-3)
 
 
+DTYPES = ("float32", "float16", "bfloat16", "int8", "bool")
+
+
 def test_numbers_of_low_precision_are_taken_as_they_are(without_noise):
     one = release_sum(lambda x: x, X, bound=np.float16(0.1), eps=np.float16(0.01), delta=1e-6)
     other = release_sum(lambda x: x, X, bound=float(np.float16(0.1)), eps=float(np.float16(0.01)), delta=1e-6)
     assert one == other
+
+
+def test_so_are_rows_of_low_precision(without_noise):
+    """The sum itself is of more bits."""
+    sums = [release_sum(lambda x, d=d: jnp.clip(x, 0, 1).round().astype(d), X, bound=1.0, eps=1.0) for d in DTYPES]
+    assert {float(found.value) for found in sums} == {float(np.clip(X, 0, 1).round().sum())}
 
 
 def test_a_function_is_the_one_that_was_checked(without_noise):
@@ -262,6 +271,8 @@ def test_it_cannot_be_called_in_a_program():
         (lambda x: x, np.array(["secret", "other"]), {}, "argument 'x' has dtype <U6: encode it as numbers"),
         (lambda x: x, np.ma.masked_array(X), {}, "whose mask JAX ignores"),
         (lambda x: jnp.ones((2, 2)) * x, X, {}, "gives shape \\(2, 2\\): ravel it"),
+        (lambda x: jnp.zeros(0) * x, X, {}, r"gives shape \(0,\), which has no number in it"),
+        (lambda x: x.astype(jnp.float8_e5m2), X, {}, "numbers of 16 bits or more, and gives float8_e5m2: convert"),
         (lambda x: x - jnp.asarray(X).mean(), X, {}, "closes over an array as long as the table"),
         (lambda x: jax.lax.while_loop(lambda y: y < x, lambda y: y + 1, 0.0), X, {}, "per_row has a loop"),
         (lambda x: jax.debug.print("{}", x) or x, X, {}, "per_row calls `jax.debug.print`, which would show"),
