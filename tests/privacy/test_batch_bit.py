@@ -1,5 +1,7 @@
 """The bit of Barker's test on a batch: its exact law as a floating-point program, against what is accounted for."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from numpyro_dp import DPBarker
 from numpyro_dp.privacy.clipping import GRID, clipped_moments
 from numpyro_dp.privacy.mechanisms import BarkerBatch
 from numpyro_dp.privacy.noise import GridNoise, release_batch_bit
+from numpyro_dp.privacy.release import batch_bit_bound
 
 NUM_ROWS, VARIANCE = 1000, 2.0
 
@@ -81,3 +84,11 @@ def test_the_noise_and_the_batch_have_the_stated_variance_together(weight, facto
     assert not np.asarray(none_left).any()
     none_left = release_batch_bit(moments, weight, factor, spread / 2, noise, weight * rows.sum() - 1e-4)
     assert np.asarray(none_left).all()
+
+
+def test_the_bound_of_a_row_leaves_room_for_rounding_of_sum_and_noise():
+    size, multiplier, weight, variance = 1000, 2.0, 0.5, 2.0
+    bound = batch_bit_bound(BarkerBatch(multiplier, size, 10_000, variance), jnp.float32(multiplier), weight)
+    room = 1 / (multiplier * weight * math.sqrt(size)) / float(bound) - 1
+    expected = 8 * size * 2.0**-23 + 40 * 2.0**-23 * multiplier * math.sqrt(variance * size)
+    assert room == pytest.approx(expected, rel=1e-3)
