@@ -73,6 +73,7 @@ _WITHOUT_SCALE = (
     constraints.corr_matrix,
     constraints.sphere,
 )
+"""Supports beside intervals of which the unconstrained values are a few units in size."""
 _CLIPS = {
     "count": "one for each row",
     "scales": "counts of rows",
@@ -522,9 +523,12 @@ class PreparedKernel(DPKernel):
                 "narrow. Or say by `prepare=Preparation(scales={...})`, for each of these sites, how far from 0 (or "
                 "from its `start`) it may be; of a positive one, how far its logarithm"
             )
+        said = sorted(improper.keys() & set(scales))
+        if not said:
+            return z_draws
         sites = jax.vmap(separated.unravel)(jnp.asarray(z_draws, jnp.result_type(float)))
         rng = np.random.default_rng(0)
-        for name in sorted(improper.keys() & set(scales)):
+        for name in said:
             normal = rng.standard_normal(sites[name].shape)
             sites[name] = jnp.asarray(start.get(name, 0.0) + scales[name] * normal, sites[name].dtype)
         return np.asarray(jax.vmap(separated.ravel)(sites), float)
