@@ -121,6 +121,15 @@ def test_a_plan_is_not_replaced_by_one_without_privacy_or_of_another_relation():
     assert ledger.plan.private
 
 
+def test_noise_of_a_seed_is_new_each_time():
+    """The same under two queries would cancel out."""
+    ledger = ledger_for(seed=0)
+    values = [float(vault(ledger=ledger).ask(drawn(ledger), RowSum(lambda row: 0.0, 1.0)).value) for _ in range(3)]
+    assert len(set(values)) == 3
+    again = ledger_for(seed=0)
+    assert values[0] == float(vault(ledger=again).ask(drawn(again), RowSum(lambda row: 0.0, 1.0)).value)
+
+
 def test_whoever_changes_a_plan_that_was_handed_out_changes_no_ledger():
     ledger = ledger_for()
     ledger.plan.kinds["ratio"] = Releases((Gaussian(1e-6),), (10**6,))
@@ -433,6 +442,23 @@ def test_penalized_sums_keep_their_sensitivity_at_any_bound(bound, weight):
         assert max(found) - min(found) <= 2 * GRID
 
 
+@pytest.mark.parametrize("factor", [0, 0.5])
+def test_a_penalty_has_the_factor_that_was_asked_for(factor):
+    rows, weight = np.linspace(-1, 2, 8), 0.5
+    batch = Batch(np.arange(8, dtype=np.int32), np.array(8))
+    of = vault((rows,), batches=FixedBatches(8))
+    found = float(of.ask(given_draw(batch=batch), PenalizedSum(SUM.per_row, 5.0, weight, factor)).value)
+    expected = weight * rows.sum() - 0.5 * weight**2 * factor * ((rows - rows.mean()) ** 2).sum()
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_table_without_rows_has_batches_of_no_row():
+    of = vault((np.zeros((0, 3)),), batches=PoissonBatches(rate=0.5))
+    batch = Batch(np.zeros(4, np.int32), np.array(0))
+    found = of.ask(given_draw(3, batch=batch), RowSum(lambda row: 1.0 + row[0][0], 1.0)).value
+    np.testing.assert_array_equal(found, np.zeros(3))
+
+
 def test_a_sum_that_is_kept_has_no_copy():
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="cannot be copied or pickled: it is exact"):
@@ -490,5 +516,8 @@ def test_without_privacy_owners_add_up_exactly():
     draw = given_draw(noisy=False)
     unclipped = of.ask(draw, SUM._replace(bound=math.inf)).value
     np.testing.assert_allclose(unclipped, ROWS[0].sum(), rtol=1e-5)
+    marks = RowSum(lambda row: row[0][0] * jnp.arange(1.0, 5.0), math.inf)
+    both = of.ask(given_draw(4, noisy=False), marks).value
+    np.testing.assert_allclose(both, ROWS[0].sum() * np.arange(1, 5), rtol=1e-5)
     with pytest.raises(TypeError, match="noise cannot make it private"):
         of.ask(given_draw(3), SUM._replace(bound=math.inf))

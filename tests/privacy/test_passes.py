@@ -318,6 +318,17 @@ def test_a_program_is_traced_once():
     assert len(traced) == 1
 
 
+def test_arguments_of_a_program_that_are_no_arrays_are_counted_from_0():
+    vault = Vault([table(np.ones(4))["x"]], neighboring_relation="replace_one")
+
+    def ask(vault, letters, draw, bound):
+        return len("abc"[:letters]) * vault.ask(draw, RowSum(lambda row: row[0][0], bound)).value
+
+    program = vault.program(ask, static=(0,))
+    found = [float(program(vault, letters, given_draw(), jnp.float32(1.0))) for letters in (2, 3)]
+    np.testing.assert_allclose(found, [8.0, 12.0], rtol=1e-5)
+
+
 def test_a_program_is_for_the_columns_that_it_was_made_for():
     columns = in_pieces(frame(10))
     one, other = (Vault([columns[name]], neighboring_relation="replace_one") for name in ("a", "c"))

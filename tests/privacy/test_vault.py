@@ -829,7 +829,56 @@ def test_rows_that_fill_a_block_or_have_no_finite_number_count_as_nothing():
         np.testing.assert_allclose(change, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("bound", [1e-25, -1.0, 0.0, 1e19])
+def test_a_row_whose_norm_is_unknown_counts_as_nothing_also_by_its_other_parts():
+    """Else it would count where its gradient, of which the norm is that of the numbers as they were, does not."""
+    parts = Part("dot", np.array([[0]]), (1,)), Part("direct", np.array([1]), (1,))
+    both = RowStructure(parts, 2, lambda row: (row[0], None), lambda values, row: values[0][0] + values[1][0])
+    for rows, expected in (([0.5], 1.5), ([0.5, np.inf], 1.5), ([np.nan], 0.0)):
+        of = Vault((jnp.asarray(rows, jnp.float32),), neighboring_relation="replace_one").with_structure(both, 2)
+        change = of.ask(given_draw(), ChangeSum(jnp.zeros(2), jnp.ones(2), 4.0)).value
+        np.testing.assert_allclose(change, expected, rtol=1e-5)
+        gradient = of.ask(given_draw(2), GradientSum(jnp.zeros(2), 4.0)).value
+        np.testing.assert_allclose(gradient, [0.5, 1.0] if expected else [0.0, 0.0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_rows", [5, 600])
+def test_several_products_of_a_row_are_those_of_its_numbers(num_rows):
+    """Of one block of rows and of several."""
+    rows = np.random.default_rng(0).standard_normal((num_rows, 3)).astype(np.float32)
+    places, weights = np.array([[5, 0], [1, 4], [2, 3]]), np.float32([1.0, -2.0])
+    part = Part("dot", places, (2,))
+
+    def rest(values, row):
+        return jnp.sin(values[0]) @ weights
+
+    def density(z):
+        return (jnp.sin(rows @ z[places]) @ weights).sum()
+
+    structure = RowStructure((part,), 8, lambda row: (row[0][0],), rest)
+    of = Vault((jnp.asarray(rows),), neighboring_relation="replace_one").with_structure(structure, 6)
+    z, z_new = jnp.linspace(-1, 1, 6), jnp.linspace(0, 2, 6)
+    gradient = of.ask(given_draw(6), GradientSum(z, 50.0)).value
+    np.testing.assert_allclose(gradient, jax.grad(density)(z), atol=1e-3)
+    change = of.ask(given_draw(), ChangeSum(z, z_new, 50.0)).value
+    np.testing.assert_allclose(change, density(z_new) - density(z), atol=1e-3)
+
+
+def test_members_in_the_shape_of_a_table_are_those_that_a_row_names():
+    part = Part("member", np.arange(5), (2, 2))
+    weights = np.float32([[1.0, 2.0], [3.0, 4.0]])
+    for members, expected in (([[0, 4], [3, 1]], [1.0, 4.0, 0.0, 3.0, 2.0]), ([[0, 4], [4, 1]], np.zeros(5))):
+        structure = RowStructure(
+            (part,),
+            4,
+            lambda row, members=members: (jnp.array(members) + 0 * row[0][0].astype(jnp.int32),),
+            lambda values, row: (values[0] * weights).sum(),
+        )
+        of = Vault((jnp.zeros(3),), neighboring_relation="replace_one").with_structure(structure, 5)
+        gradient = of.ask(given_draw(5), GradientSum(jnp.zeros(5), 10.0)).value
+        np.testing.assert_allclose(gradient, 3 * np.asarray(expected), atol=1e-4)
+
+
+@pytest.mark.parametrize("bound", [1e-25, 1e-19, -1.0, 0.0, 1e19])
 def test_gradients_within_a_bound_that_floats_cannot_square_are_0(bound):
     assert changes([1.0, 2.0], bound=bound)[1] == 0
 
