@@ -43,6 +43,42 @@ def test_a_private_name_would_be_seen(tmp_path):
     assert foreign_private_names(file) == {"_quantile", "_plan"}
 
 
+def attributes_of(tree):
+    """Of each class: its bases, and what its methods assign to `self`."""
+    found = {}
+    for of in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        stored = {node.attr for node in ast.walk(of) if isinstance(node, ast.Attribute) and is_stored(node)}
+        found[of.name] = [base.id for base in of.bases if isinstance(base, ast.Name)], stored
+    return found
+
+
+def is_stored(node):
+    return isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def shared_attributes(classes, name):
+    """Private attributes of a class that one of its bases has, too, under the same name."""
+    above, todo = set(), list(classes[name][0])
+    while todo:
+        if (base := todo.pop()) in classes and base != name:
+            above |= classes[base][1]
+            todo += classes[base][0]
+    return {attribute for attribute in classes[name][1] & above if attribute.startswith("_")}
+
+
+def test_no_class_keeps_something_else_under_a_name_of_its_base():
+    classes = {}
+    for path in FILES:
+        classes |= attributes_of(ast.parse(path.read_text()))
+    found = {name: shared for name in classes if (shared := shared_attributes(classes, name))}
+    assert found == {"_Repeated": {"_spent"}}  # a ledger that forgets what it has spent, for audits
+
+
+def test_a_name_that_is_kept_twice_would_be_seen():
+    text = "class A:\n  def f(self):\n    self._x = 1\n\nclass B(A):\n  def g(self):\n    self._x, self.y = 2, 3\n"
+    assert shared_attributes(attributes_of(ast.parse(text)), "B") == {"_x"}
+
+
 def test_what_few_need_is_imported_on_demand():
     """ArviZ and Matplotlib take seconds, `scipy.stats` half of one; dp_accounting is an extra."""
     late = {"arviz", "dp_accounting", "matplotlib", "pandas", "xarray", "funsor", "scipy.stats"}

@@ -131,7 +131,7 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
         self._set_walk(one_component, guided, self.settings.dense_mass)
         self._bounds, self._given_family = bounds, family
         self._family: BoundFamily | None = None
-        self._public: list[Any] | None = None  # what the family was read off with
+        self._read_with: list[Any] | None = None  # public arguments, of which the family was made
         self._size_and_bound = (0, 0.0)  # of the family, for the report; copies have no family
 
     @property
@@ -144,7 +144,7 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
         return self.preparation is None
 
     def _see(self, separated: SeparableModel, public: PublicArguments, is_new: bool) -> None:
-        known = None if self._family is None or is_new else self._public
+        known = None if self._family is None or is_new else self._read_with
         if known is not None and same_values(public.leaves, known):
             return
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in public.leaves)
@@ -152,7 +152,7 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
         with nullcontext() if traced else jax.ensure_compile_time_eval():
             self._family = family_of(separated, public.args, public.kwargs, self._bounds, self._given_family)
         self._size_and_bound = (self._family.size, self._family.bound)
-        self._public = None if traced else public.leaves
+        self._read_with = None if traced else public.leaves
 
     def _queries(self, separated: SeparableModel, public: PublicArguments) -> list[tuple[Callable, tuple]]:
         prior, (density, (z, rows)) = super()._queries(separated, public)
@@ -181,7 +181,7 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
 
     def begin_search(  # type: ignore[override]
         self, separated: SeparableModel, public: PublicArguments, target: Callable[[], PrivateTarget]
-    ) -> "_Begun":
+    ) -> "_BegunSums":
         """Everything that comes before the first look at the table."""
         if RESERVE not in self.ledger.plan.kinds:
             raise PrivacyBudgetError(BEGUN)
@@ -211,7 +211,7 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
         def minus_log_posterior(z: jax.Array, found: Statistics, middle: jax.Array) -> jax.Array:
             return -log_prior(z) - power * law.log_density(found, middle, z)
 
-        return _Begun(
+        return _BegunSums(
             family,
             of_rows,
             of_rows.program(sums),
@@ -221,16 +221,16 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
             jax.jit(jax.hessian(minus_log_posterior)),
         )
 
-    def finish_search(self, begun: "_Begun") -> Prepared:  # type: ignore[override]
+    def finish_search(self, begun: "_BegunSums") -> Prepared:  # type: ignore[override]
         """Ask the table, once."""
-        fund, size = Fund(self.ledger, self.announce), begun.cut.size + self._counts_rows
+        fund, size = Fund(self.ledger, self.announce), begun.family.size + self._counts_rows
         count = _COUNT_SHARE * fund.left
         draws = fund.ask(statistics=Wish(fund.left - count, 1, (size,)), moved=Wish(count))
         found, moved = begun.sums(begun.target, draws["statistics"], draws["moved"])
         values, sd = np.asarray(found.value, float), float(found.scale)
-        bound = begun.cut.bound
+        bound = begun.family.bound
         statistics = Statistics(
-            values[: begun.cut.size],
+            values[: begun.family.size],
             sd,
             values[-1] / bound if self._counts_rows else float(begun.target.num_rows),
             sd / bound if self._counts_rows else 0.0,
@@ -246,7 +246,7 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
         )
         return Prepared(
             "statistics",
-            begun.cut.names,
+            begun.family.names,
             modes.best,
             modes.covariance,
             statistics=statistics,
@@ -335,13 +335,12 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
         return self._arrive(step, z_new, moves, *decision)
 
     def __getstate__(self):
-        return super().__getstate__() | {"_family": None, "_public": None}
+        return super().__getstate__() | {"_family": None, "_read_with": None}
 
 
-class _Begun(NamedTuple):
+class _BegunSums(NamedTuple):
     """What one release needs.
 
-    :ivar cut: the family.
     :ivar target: on all rows.
     :ivar sums: of statistics and of moved rows.
     :ivar z_draws: of the prior.
@@ -350,7 +349,7 @@ class _Begun(NamedTuple):
     :ivar density, curvature: minus the log posterior and its gradient, and its Hessian.
     """
 
-    cut: BoundFamily
+    family: BoundFamily
     target: PrivateTarget
     sums: Callable[..., tuple[Released, Released]]
     z_draws: np.ndarray
@@ -358,3 +357,7 @@ class _Begun(NamedTuple):
     middle: Callable[[Statistics], jax.Array]
     density: Callable[..., tuple[jax.Array, jax.Array]]
     curvature: Callable[..., jax.Array]
+
+    @property
+    def cut(self) -> BoundFamily:
+        return self.family

@@ -392,17 +392,17 @@ class PreparedKernel(DPKernel):
 
     def finish_search(self, begun: "_Begun") -> Prepared:
         """Ask the table, and decide by its noisy answers."""
-        options, survey, _, _, z_prior, prior, near, symmetries, *_ = begun
+        survey, prior = begun.survey, begun.prior
         asked = self._asked_in_search(begun) if begun.asked is None else begun.asked
         fund, cut = Fund(self.ledger, self.announce, asked), survey.cut
         whole = fund.left
-        found = search(survey, prior, near, fund, self.ledger.plan.num_rows)
-        if self._has_own_chain or options.mode == "walk":
+        found = search(survey, prior, begun.near, fund, self.ledger.plan.num_rows)
+        if self._has_own_chain or begun.options.mode == "walk":
             found = found._replace(frame=as_wide_as_the_posterior(found.frame, found.of_frames))
             return (self._own if self._has_own_chain else self._walk)(begun, fund, found)
         found, surrogates, stages, guide = last_releases(survey, found, prior, fund, fund.left - FIT_SHARE * whole)
         checked, surrogate = check(survey, found, surrogates, stages, guide, fund, fund.left)
-        start, covariance = start_near(cut, recentred(surrogate, prior), z_prior)
+        start, covariance = start_near(cut, recentred(surrogate, prior), begun.z_prior)
         return Prepared(
             "surrogate",
             cut.names,
@@ -410,11 +410,11 @@ class PreparedKernel(DPKernel):
             covariance,
             surrogate.frame,
             len(found.rounds),
-            surrogate,
-            checked,
-            stages[-1].bounds,
+            surrogate=surrogate,
+            check=checked,
+            bounds=stages[-1].bounds,
             centred=survey.centres,
-            mirror=find_mirror(symmetries, cut, surrogate, start),
+            mirror=find_mirror(begun.symmetries, cut, surrogate, start),
             steps=begun.steps,
         )
 

@@ -427,7 +427,6 @@ def test_the_noise_is_that_of_the_report(relation):
     z = jnp.concatenate([extra["z.b"], extra["z.scale"][..., None]], -1)
     distance = jnp.linalg.norm(jnp.diff(z, axis=1), axis=-1)
     accepted = extra["accepted"][:, 1:]
-    assert accepted.any() or True
     multiplier = mcmc.privacy.releases["ratio"]["noise_multiplier"]
     sensitivity = {"replace_one": 2, "add_or_remove_one": 1}[relation] * 0.7 * distance
     np.testing.assert_allclose(extra["noise_scale"][:, 1:][accepted], (multiplier * sensitivity)[accepted], rtol=1e-4)

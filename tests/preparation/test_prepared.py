@@ -21,7 +21,7 @@ from numpyro.distributions import constraints
 
 import numpyro_dp.chain.target
 import numpyro_dp.kernels.prepared
-from numpyro_dp import DPHMC, MCMC, DPPenalty, PosteriorWarning, Preparation, PrivacyBudgetError
+from numpyro_dp import DPHMC, MCMC, DPExponentialFamily, DPPenalty, PosteriorWarning, Preparation, PrivacyBudgetError
 from numpyro_dp.preparation.fund import RESERVE
 from numpyro_dp.preparation.survey import Survey
 from numpyro_dp.preparation.verdict import Check, Mirror
@@ -396,6 +396,23 @@ def test_a_surrogate_gives_any_number_of_draws_for_nothing():
     assert made(kernel) == before
     with pytest.raises(PrivacyBudgetError, match="has run on other arrays"):
         mcmc.run(jax.random.key(2), X.copy(), y=Y)
+
+
+@pytest.mark.parametrize(("kernel", "options"), [(DPHMC, {}), (DPExponentialFamily, {"bounds": (-3, 3)})])
+def test_a_posterior_is_that_of_the_prior_with_which_it_was_prepared(kernel, options):
+    """A second run costs nothing, and must not draw from the first one's prior without a word."""
+
+    def normal(y, place):
+        mean = numpyro.sample("mean", dist.Normal(place[0], 1))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+
+    mcmc = MCMC(kernel(normal, eps=20.0, **options), num_warmup=2, num_samples=4, progress_bar=False)
+    table = X[:, 0].astype(np.float32)
+    mcmc.run(jax.random.key(0), table, place=np.zeros(1))
+    mcmc.run(jax.random.key(1), table, place=np.zeros(1))
+    with pytest.raises(ValueError, match="prepared with another model or other public arguments"):
+        mcmc.run(jax.random.key(2), table, place=np.ones(1))
 
 
 def test_other_public_arguments_are_refused_or_used():
