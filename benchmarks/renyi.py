@@ -21,7 +21,6 @@ from numpyro_dp.privacy.mechanisms import (
     Mechanism,
     PoissonGaussian,
     TruncatedPoissonGaussian,
-    bounds_per_row,
     noise_per_row_bound,
 )
 
@@ -63,7 +62,7 @@ def _(mechanism: TruncatedPoissonGaussian, order: float, relation: str) -> float
 def _(mechanism: FixedBatchGaussian, order: float, relation: str) -> float:
     """Wang, Balle and Kasiviswanathan (2019), Theorem 9."""
     mechanism.check_relation(relation)
-    on_batch = Gaussian(mechanism.noise_multiplier * bounds_per_row(relation) / 2)
+    on_batch = Gaussian(mechanism.noise_per_replacement(relation))
     return amplified_rdp(lambda order: rdp(on_batch, order, relation), order, mechanism.rate)
 
 

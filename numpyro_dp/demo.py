@@ -1,4 +1,4 @@
-"""``python -m numpyro_dp.demo``: a private posterior beside the exact one, on real data, in about a minute.
+"""``python -m numpyro_dp.demo``: a private posterior beside the exact one, on real data.
 
 The data are those of the RAND Health Insurance Experiment, in which families were assigned to insurance plans by lot:
 20,190 rows, each a year of one person's life. The question is whether paying a share of the bill keeps people from the

@@ -189,9 +189,7 @@ class DPBarker(RandomWalk, PreparedKernel):
             return bound
         if isinstance(self.settings.batches, FixedBatches):
             return f"{bound}; tempered rows are clipped at {1 / multiplier:.4g} sqrt(batch_size) / n"
-        per_row = bounds_per_row(self.settings.neighboring_relation)
-        scale = 1.0 if self._variance is None else math.sqrt(self._variance)
-        return f"{bound}; tempered rows are clipped at {scale / (per_row * multiplier):.4g}"
+        return f"{bound}; tempered rows are clipped at {float(self._row_bound(jnp.asarray(multiplier), 1.0, 1)):.4g}"
 
     def describe_exactness(self) -> str:
         approximations = []

@@ -64,7 +64,7 @@ from numpyro_dp.privacy.vmap import vmap_chains
 from numpyro_dp.report import PosteriorWarning, PrivacyReport
 
 _LARGE_TABLE = 2**27  # bytes
-_NOT_ASKED = ("_described", "_layout", "_separated", "_num_warmup", "_of_latents", "_prior_widths", "_public_hash")
+_OF_A_RUN = "_described _layout _separated _num_warmup _doubts_of_latents _prior_widths _public_hash _read_with".split()
 """What a kernel remembers of a run, not what it asks."""
 
 
@@ -99,8 +99,8 @@ class DPKernel(MCMCKernel, Algorithm):
         self._separated: dict[Any, SeparableModel] = {}
         self._layout: Layout | None = None
         self._described: dict[str, Any] | None = None
-        self._of_draws: list[str] = []  # doubts about a finished run
-        self._of_latents: list[str] = []  # doubts about their integral
+        self._doubts_of_draws: list[str] = []  # doubts about a finished run
+        self._doubts_of_latents: list[str] = []  # doubts about their integral
         self.announce: Callable[[str], None] = silent  # what goes on, to who waits
 
     @property
@@ -408,7 +408,7 @@ class DPKernel(MCMCKernel, Algorithm):
     def doubts(self) -> list[str]:
         """Why released numbers do not vouch for the posterior."""
         found = "no release looked whether clip bounds and step sizes suit the rows (`prepare=False`)"
-        return [found, *self._of_latents, *self._of_draws]
+        return [found, *self._doubts_of_latents, *self._doubts_of_draws]
 
     def uninformed(self) -> list[str]:
         """Parameters of which the draws of a finished run say hardly more than the prior does, if the kernel tells."""
@@ -419,13 +419,13 @@ class DPKernel(MCMCKernel, Algorithm):
 
         :param draws: of each site, chains and draws leading.
         """
-        self._of_draws = unmixed(draws)
+        self._doubts_of_draws = unmixed(draws)
         if found := self._warning(draws):
             warnings.warn(found, PosteriorWarning, stacklevel=3)
 
     def _warning(self, draws: Any) -> str:
         """What `judge` warns of; nothing if it is empty."""
-        return f"the posterior is off: {self._of_draws[0]}" if standing(draws) else ""
+        return f"the posterior is off: {self._doubts_of_draws[0]}" if standing(draws) else ""
 
     @property
     def _space(self) -> str:
@@ -530,7 +530,7 @@ class DPKernel(MCMCKernel, Algorithm):
     def _asked_by(self) -> list[tuple[str, Any]]:
         """Everything about the kernel that decides what it asks of the table, but for the model and the plan."""
         own = vars(self).items()
-        return [*self._settings.plain, *sorted((name, x) for name, x in own if is_plain(x) and name not in _NOT_ASKED)]
+        return [*self._settings.plain, *sorted((name, x) for name, x in own if is_plain(x) and name not in _OF_A_RUN)]
 
     def _fingerprint(self, separated: SeparableModel, public: PublicArguments) -> str:
         """A hash of what else decides what is asked of the table: the model, its public values, the mass matrix.
@@ -735,7 +735,7 @@ class DPKernel(MCMCKernel, Algorithm):
                 )
             if separated.latents is not None:
                 separated = with_rule(separated, args, kwargs, self._public_size(separated))
-                self._of_latents = doubts_of_latents(separated, self._public_size(separated))
+                self._doubts_of_latents = doubts_of_latents(separated, self._public_size(separated))
             self._separated[_signature(args, kwargs)] = separated
         elif isinstance(self._settings.unit, str):
             separated.require_same(self._settings.unit, args, kwargs)

@@ -263,7 +263,7 @@ class PreparedKernel(DPKernel):
                 "since they are too few for this eps, or all masked (missing values, values outside of the levels or "
                 "of the law's support)"
             )
-        return found + self._of_latents + self._of_draws
+        return found + self._doubts_of_latents + self._doubts_of_draws
 
     def uninformed(self) -> list[str]:
         return self._uninformed

@@ -36,8 +36,7 @@ class DPSGLD(StochasticGradientKernel):
     :param batch_size: expected batch size, `PoissonBatches` or `FixedBatches`. Default: all rows.
     :param num_steps: steps per iteration; only the last one is kept.
     :param noise_multiplier_grad: instead of `eps`: noise standard deviation over sensitivity, in the first iteration;
-        or
-        ``"matched"``: all the noise that the step size needs is privacy noise, and eps follows.
+        or ``"matched"``: all the noise that the step size needs is privacy noise, and eps follows.
     :param options: `numpyro_dp.kernels.options.KernelOptions`. `inverse_mass_matrix` (a number, a vector, or by site)
         is the preconditioner.
     """

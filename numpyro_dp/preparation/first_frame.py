@@ -3,8 +3,8 @@
 A clip bound is made for rows of which each says about as much as the others. Of a group's effect, or of a covariate
 that is 0 for nearly all, few rows say anything, and each of them says much. In a frame as wide as the posterior the
 clip would take most of it, what is left would seem to know less, the next frame would be wider, and take more: in the
-end such an effect would have its prior. So no frame is wider along such a coordinate than that a typical one of its
-rows is just not clipped. To find out is paid for:
+end such an effect would have its prior. So no frame is wider along such a coordinate than one in which a typical one
+of its rows is clipped by half. To find out is paid for:
 
     1. for each kind of coordinate (`Survey.kinds`), a bound that some of the rows' derivatives exceed;
     2. how many rows have a derivative at all, by each coordinate;

@@ -30,7 +30,7 @@ from numpyro_dp.preparation.survey import BOUND_GRID, Bounds, Derivatives, Surve
 from numpyro_dp.privacy.draws import Draw
 
 SEARCH_SHARE = 0.5
-"""Of the budget, the search spends at most so much."""
+"""Of the budget, the rounds of the search spend at most so much; counts of long rows may come on top."""
 MOST_ROUNDS = 60
 EXPECTED_ROUNDS = 8
 """So many rounds are paid for where the table is small."""
@@ -188,8 +188,8 @@ class _Prices(NamedTuple):
 def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, num_rows: int | None) -> Found:
     """Search for the posterior.
 
-    Counts are bought to 7% of the rows, sums of derivatives to a tenth of what they would be if all rows agreed; where
-    that would be more than the search has, to less.
+    Counts are bought to 7 or 8% of the rows, sums of derivatives to a tenth of what they would be if all rows agreed;
+    where that would be more than the search has, to less.
 
     :param near: where to start, and how wide.
     :param num_rows: n; None if it is private: then it is released.

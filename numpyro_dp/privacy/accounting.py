@@ -29,7 +29,6 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from numpyro_dp.privacy import mechanisms
-from numpyro_dp.privacy.mechanisms import NEIGHBORING_RELATIONS as NEIGHBORING_RELATIONS
 from numpyro_dp.privacy.mechanisms import Gaussian, Mechanism
 from numpyro_dp.privacy.pld import MAX_BINS, Convolution, largest_loss, mean_loss
 
@@ -95,7 +94,7 @@ def gaussian_rho(eps: float, delta: float) -> float:
 def zcdp_eps(delta: float, rho: float) -> float:
     """The classical zCDP conversion ``rho + 2 sqrt(rho ln(1/delta))`` (Bun and Steinke 2016, Proposition 1.3).
 
-    For comparison only: always larger than `gaussian_eps`.
+    Always larger than `gaussian_eps`, for which it is one end of a bracket.
     """
     rho, delta = float(rho), float(delta)
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))
@@ -130,7 +129,7 @@ def composed_eps(releases: Releases, delta: float, relation: str) -> float:
     In closed form if all are `Gaussian`, over all rows. Otherwise an upper bound good to 0.1 percent (0.4 percent if
     there are more than 64 different mechanisms), and infinite where eps would be above 1e8 or so.
 
-    :param relation: one of `NEIGHBORING_RELATIONS`.
+    :param relation: one of `mechanisms.NEIGHBORING_RELATIONS`.
     :raises ValueError: if a mechanism is not private under the relation.
     """
     delta = float(delta)

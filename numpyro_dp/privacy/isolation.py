@@ -32,51 +32,25 @@ CALLS = frozenset(("closed_call", "custom_jvp_call", "custom_vjp_call", "jit", "
 _LISTED = frozenset(
     (
         # of each element by itself
-        *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e"),
-        *("bessel_i1e", "bitcast_convert_type", "cbrt", "ceil", "clamp", "clz", "complex", "conj", "copy"),
-        *("convert_element_type", "cos", "cosh", "digamma", "div", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp"),
-        *("exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "le_to", "lgamma", "log"),
-        *("log1p", "log2", "logistic", "lt", "lt_to", "max", "min", "mul", "mulhi", "name", "ne", "neg", "nextafter"),
-        *(
-            "not",
-            "one_minus_square",
-            "optimization_barrier",
-            "or",
-            "polygamma",
-            "polynomial",
-            "population_count",
-            "pow",
-        ),
-        *("real", "reduce_precision", "rem", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic"),
-        *("shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh"),
-        *("xor", "zeta"),
+        "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt "
+        "ceil clamp clz complex conj copy convert_element_type cos cosh digamma div eq eq_to erf erf_inv erfc exp "
+        "exp2 expm1 floor ge gt imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min "
+        "mul mulhi name ne neg nextafter not one_minus_square optimization_barrier or polygamma polynomial "
+        "population_count pow real reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic "
+        "shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta "
         # of a row's elements among one another
-        *("argmax", "argmin", "broadcast_in_dim", "concatenate", "conv_general_dilated", "cumlogsumexp", "cummax"),
-        *(
-            "cummin",
-            "cumprod",
-            "cumsum",
-            "dot_general",
-            "dynamic_slice",
-            "dynamic_update_slice",
-            "fft",
-            "gather",
-            "iota",
-        ),
-        *("pad", "reduce", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum"),
-        *("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum", "reduce_xor", "reshape"),
-        *("rev", "scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"),
-        *("select_and_gather_add", "select_and_scatter_add", "slice", "sort", "split", "squeeze", "stack", "tile"),
-        *("top_k", "transpose", "unstack"),
+        "argmax argmin broadcast_in_dim concatenate conv_general_dilated cumlogsumexp cummax cummin cumprod cumsum "
+        "dot_general dynamic_slice dynamic_update_slice fft gather iota pad reduce reduce_and reduce_max reduce_min "
+        "reduce_or reduce_prod reduce_sum reduce_window reduce_window_max reduce_window_min reduce_window_sum "
+        "reduce_xor reshape rev scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub "
+        "select_and_gather_add select_and_scatter_add slice sort split squeeze stack tile top_k transpose unstack "
         # of a row's matrices, one after the other
-        *("cholesky", "householder_product", "lu", "lu_pivots_to_permutation", "qr"),
-        *("triangular_solve", "tridiagonal_solve"),
+        "cholesky householder_product lu lu_pivots_to_permutation qr triangular_solve tridiagonal_solve "
         # of a row's random keys, if these are threefry's
-        *("random_bits", "random_fold_in", "random_seed", "random_split", "random_unwrap", "random_wrap"),
-        "threefry2x32",
+        "random_bits random_fold_in random_seed random_split random_unwrap random_wrap threefry2x32 "
         # which do for each row, equally often, what they hold; that is checked
-        *("custom_linear_solve", "scan"),
-    )
+        "custom_linear_solve scan "
+    ).split()
 )
 _OF_KEYS = frozenset(("random_bits", "random_fold_in", "random_seed", "random_split"))
 _ON_CPUS = frozenset(("eigh", "svd"))

@@ -566,8 +566,9 @@ class Ledger:
         source = None if self.closed else self._noise
         with self._lock:
             plan = self._known_plan  # once something is spent it does not change
-            stages = {name: plan.kinds[name].stage(iteration) for name in requests}
-            mechanisms = {name: plan.kinds[name].mechanisms[stage or 0] for name, stage in stages.items()}
+            found = {name: plan.kinds[name].stage(iteration) for name in requests}
+            stages = {name: stage or 0 for name, stage in found.items()}
+            mechanisms = {name: plan.kinds[name].mechanisms[stage] for name, stage in stages.items()}
             for name, request in requests.items():
                 mechanism = mechanisms[name]
                 if plan.private and not request.batches.accounts_for(mechanism, num_rows):
@@ -576,15 +577,15 @@ class Ledger:
                         f"{request.batches}"
                     )
             within = all(
-                stage is not None and self._spent[name][stage] + requests[name].number <= plan.kinds[name].counts[stage]
-                for name, stage in stages.items()
+                found[name] is not None and self._spent[name][k] + requests[name].number <= plan.kinds[name].counts[k]
+                for name, k in stages.items()
             )
             granted = not plan.private or (within and source is not None)
             if granted:
-                granted = self._claim({name: (stages[name] or 0, request.number) for name, request in requests.items()})
+                granted = self._claim({name: (stages[name], request.number) for name, request in requests.items()})
             if granted:  # charged before any noise exists
                 for name, request in requests.items():
-                    self._spent[name][stages[name] or 0] += request.number
+                    self._spent[name][stages[name]] += request.number
             if granted and self._reproducible:
                 nonce = self._unrepeated(nonce)
             warn = not granted and not self._warned
@@ -597,7 +598,7 @@ class Ledger:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        if source is None:  # a copy has no noise to give; without privacy it still has batches
+        if source is None:  # of a copy, for batches alone: it has no noise to give
             source = NoiseSource()
 
         def draw(name: str, request: Request) -> Drawn:

@@ -6,10 +6,9 @@ A mechanism is a frozen description of one release: its noise, and how its batch
     ``noise_multiplier = (sd of the noise, or scale of the logistic noise) / sensitivity under the relation in force``,
 
 where the sensitivity of a sum of per-row vectors of norm at most ``B`` is ``2 B`` under ``"replace_one"`` and ``B``
-under ``"add_or_remove_one"`` and ``"zero_out"``, for sums over batches as for sums over all rows. (dp_accounting counts
-noise in units of ``B`` for all events but one: see `noise_per_row_bound`.) Under ``"zero_out"`` a neighbour has a row
-that counts as 0 in the place of one; what is drawn into a batch is the same, so that a Poisson batch costs what it
-costs under add/remove.
+under ``"add_or_remove_one"`` and ``"zero_out"``, for sums over batches as for sums over all rows. Under ``"zero_out"``
+a neighbour has a row that counts as 0 in the place of one; what is drawn into a batch is the same, so that a Poisson
+batch costs what it costs under add/remove.
 
 Each mechanism states its *privacy profile*: the smallest ``delta`` at each ``eps >= 0`` over all neighbouring tables
 and everything else that an adversary may choose (the parameters at which the data are asked, the other rows). A pair of
@@ -134,9 +133,10 @@ class TruncatedPoissonGaussian(Mechanism):
     """A sum over a Poisson batch, of which a uniformly random subset is kept if it exceeds `max_batch_size` rows.
 
     Let the row in question be sampled last. With probability ``t = P(Binomial(num_rows - 1, rate) >= max_batch_size)``
-    the others fill the batch, and then the row takes the place of another one with probability ``p`` (a replacement, at
-    noise ``z / 2``); otherwise it joins a batch that has room. The adversary may be told which: the profile is the
-    mixture of the two (https://arxiv.org/abs/2508.15089, as in dp_accounting's ``TruncatedSubsampledGaussianDpEvent``).
+    the others fill the batch, and then the row takes the place of another one with probability ``p``: a replacement,
+    which shifts the noise by twice as much as a row that joins. Otherwise it joins a batch that has room. The adversary
+    may be told which: the profile is the mixture of the two (https://arxiv.org/abs/2508.15089, as in dp_accounting's
+    ``TruncatedSubsampledGaussianDpEvent``).
     """
 
     rate: float
@@ -192,8 +192,8 @@ class FixedBatchGaussian(Mechanism):
         super().__post_init__()
         _check_batch(self.batch_size, self.num_rows)
 
-    def _per_replacement(self, relation: str) -> float:
-        """Noise over the distance of two batches that differ in one row."""
+    def noise_per_replacement(self, relation: str) -> float:
+        """Noise sd over the distance ``2 B`` of two batches that differ in one row."""
         return self.noise_multiplier * bounds_per_row(relation) / 2
 
     @property
@@ -205,7 +205,7 @@ class FixedBatchGaussian(Mechanism):
 
     def profiles(self, relation: str) -> tuple[Profile, Profile]:
         self.check_relation(relation)
-        shift = 1 / self._per_replacement(relation)
+        shift = 1 / self.noise_per_replacement(relation)
         return _symmetric(_amplified(functools.partial(_gaussian_delta, shift=shift), self.rate))
 
     def describe(self) -> str:
@@ -342,7 +342,7 @@ class BarkerBatch(Mechanism):
 def noise_per_row_bound(noise_multiplier: float, relation: str) -> float:
     """Noise sd over the bound ``B`` of one row's norm, as dp_accounting counts noise under either relation.
 
-    (The exception is its event for batches without replacement, which counts it in units of the sensitivity ``2 B``.)
+    The exception is its event for batches without replacement: see `FixedBatchGaussian.noise_per_replacement`.
     """
     check_relation(relation)
     return bounds_per_row(relation) * noise_multiplier

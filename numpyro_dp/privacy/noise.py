@@ -1,13 +1,14 @@
 """The one place that draws privacy noise, and the only way from private sums to released numbers.
 
 Noise is drawn on the host, from 64-bit words of the operating system's generator, in whole steps of the grid of the sum
-that it hides: it is a normal number, rounded to whole steps, and each integer has exactly the probability that this law
-gives it (`numpyro_dp.privacy.exact_sampling`). A clipped sum is a whole number of steps, so that rounding the *noise*
-equals rounding ``sum + noise``: what is released is a post-processed Gaussian release of a real sum, with no
-floating-point trace of the sum or of the noise in it (Mironov 2012).
+that it hides: it is a normal number (for accept bits a logistic one), rounded to whole steps, and each integer has
+exactly the probability that this law gives it (`numpyro_dp.privacy.exact_sampling`). A clipped sum is a whole number of
+steps, so that rounding the *noise* equals rounding ``sum + noise``: what is released is a post-processed Gaussian
+release of a real sum, with no floating-point trace of the sum or of the noise in it (Mironov 2012).
 
-Only `NoisySteps` leave: one integer for each number, in limbs that say nothing else, since `release` normalises them.
-What is made of them afterwards (`in_real_units`) is a function of that integer and of public numbers (P16).
+Of a sum only `NoisySteps` leave: one integer for each number, in limbs that say nothing else, since `release`
+normalises them. What is made of them afterwards (`in_real_units`) is a function of that integer and of public numbers
+(P16). Of an accept test one bit leaves.
 
 No key exists from which the noise could be drawn again. The exception is `NoiseSource` with a seed, for runs that must
 be reproducible; its guarantee holds only while nobody learns that seed, and if it is used for one run on one table.
@@ -78,10 +79,10 @@ class NoiseSource:
                 f"noise multiplier must lie in [0, {MAX_NOISE_MULTIPLIER:.3g}], got {mechanism.noise_multiplier}"
             )
         law = LOGISTIC if isinstance(mechanism, LogisticBit) else NORMAL
-        # Rounded up: never less noise than was planned.
-        scale = math.ceil(mechanism.noise_multiplier * sensitivity_steps(neighboring_relation))
         if isinstance(mechanism, BarkerBatch):  # its standard deviation depends on the batch, see `release_batch_bit`
             scale = GRID
+        else:  # rounded up: never less noise than was planned
+            scale = math.ceil(mechanism.noise_multiplier * sensitivity_steps(neighboring_relation))
         steps = rounded(law, scale, math.prod(shape), self.words(nonce)).reshape(shape)
         # Beyond 2**55 the high part wraps around, as the released integer then does.
         return np.stack([(steps >> 24).astype(np.int32), (steps & (_LIMB - 1)).astype(np.int32)])

@@ -25,20 +25,17 @@ from numpyro_dp.privacy.isolation import CALLS, alone, called
 # Of these, each element of the result is computed from the elements in the same place, or from scalars.
 _ELEMENTWISE = frozenset(
     (
-        *("abs", "add", "add_any", "and", "ceil", "clamp", "convert_element_type", "copy", "cos", "cosh", "digamma"),
-        *("div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow"),
-        *("is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not"),
-        *("or", "pow", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sinh", "sqrt", "square", "sub", "tan"),
-        *("tanh", "xor"),
-    )
+        "abs add add_any and ceil clamp convert_element_type copy cos cosh digamma div eq erf erf_inv erfc exp "
+        "exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg not or "
+        "pow rem round rsqrt select_n sign sin sinh sqrt square sub tan tanh xor "
+    ).split()
 )
 # The parameters of these name axes, which are counted from the left and so stay what they are.
 _ALONG_AXES = frozenset(
     (
-        *("argmax", "argmin", "concatenate", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "reduce_and"),
-        *("reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum", "rev", "split", "squeeze", "stack"),
-        "unstack",
-    )
+        "argmax argmin concatenate cumlogsumexp cummax cummin cumprod cumsum reduce_and reduce_max reduce_min "
+        "reduce_or reduce_prod reduce_sum rev split squeeze stack unstack "
+    ).split()
 )
 
 

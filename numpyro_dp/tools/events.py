@@ -21,7 +21,6 @@ from numpyro_dp.privacy.mechanisms import (
     Mechanism,
     PoissonGaussian,
     TruncatedPoissonGaussian,
-    bounds_per_row,
     noise_per_row_bound,
 )
 from numpyro_dp.report import PrivacyReport
@@ -61,11 +60,9 @@ def event_of(mechanism: Mechanism, relation: str) -> DpEvent:
         return PoissonSampledDpEvent(mechanism.rate, GaussianDpEvent(noise))
     if type(mechanism) is TruncatedPoissonGaussian:
         return TruncatedSubsampledGaussianDpEvent(mechanism.num_rows, mechanism.rate, mechanism.max_batch_size, noise)
-    if type(mechanism) is FixedBatchGaussian:  # which counts noise in units of the sensitivity
-        per_replacement = mechanism.noise_multiplier * bounds_per_row(relation) / 2
-        return SampledWithoutReplacementDpEvent(
-            mechanism.num_rows, mechanism.batch_size, GaussianDpEvent(per_replacement)
-        )
+    if type(mechanism) is FixedBatchGaussian:
+        on_batch = GaussianDpEvent(mechanism.noise_per_replacement(relation))
+        return SampledWithoutReplacementDpEvent(mechanism.num_rows, mechanism.batch_size, on_batch)
     if type(mechanism) is LogisticBit:
         return ZCDpEvent(mechanism.rho)
     raise ValueError(f"dp_accounting has no event for this release: {mechanism.describe()}")

@@ -19,7 +19,6 @@ from numpyro_dp.privacy import mechanisms
 from numpyro_dp.privacy.accounting import (
     MIN_DELTA,
     MIN_EPS,
-    NEIGHBORING_RELATIONS,
     calibrate,
     composed_delta,
     composed_eps,
@@ -31,6 +30,7 @@ from numpyro_dp.privacy.accounting import (
     zcdp_eps,
 )
 from numpyro_dp.privacy.mechanisms import (
+    NEIGHBORING_RELATIONS,
     BarkerBatch,
     FixedBatchGaussian,
     Gaussian,
