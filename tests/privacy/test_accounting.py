@@ -974,6 +974,11 @@ def test_no_noise_is_enough_for_no_cost(rho):
         noise_multiplier_for(rho, 3)
 
 
+def test_batches_may_be_of_one_row():
+    assert composed_eps([(FixedBatchGaussian(1.0, 1, 10), 1)], 1e-5, "replace_one") > 0
+    assert composed_eps([(TruncatedPoissonGaussian(1.0, 0.1, 10, 1), 1)], 1e-5, "replace_one") > 0
+
+
 def test_calibration_looks_below_one_and_above():
     for unit in (1e-6, 1e6):
         scale = calibrate(lambda scale, unit=unit: [(Gaussian(unit * scale), 10)], 1.0, 1e-6, REPLACE)

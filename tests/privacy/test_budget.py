@@ -98,6 +98,16 @@ def test_one_run_may_take_the_whole_budget(path):
     PrivacyBudget(path, eps=1.0, delta=1e-6).charge(plan(1.0, count=12_345), "all")
 
 
+def test_of_a_budget_that_is_spent_to_the_last_digit_nothing_is_left(path):
+    """What is charged may exceed what was rounded down, by next to nothing."""
+    budget, rho = PrivacyBudget(path, eps=1.0, delta=1e-6), gaussian_rho(1.0, 1e-6) * (1 + 5e-11)
+    of_all = Releases((Gaussian(math.sqrt(1 / (2 * rho))),), (1,))
+    budget.charge(dataclasses.replace(plan(1.0), kinds={"ratio": of_all}), "all")
+    assert budget.eps_left == 0
+    with pytest.raises(PrivacyBudgetError, match="nothing is left"):
+        budget.charge(plan(MIN_EPS), "one more")
+
+
 def test_what_is_left_counts_at_another_delta(path):
     budget = PrivacyBudget(path, eps=1.0, delta=1e-6)
     assert budget.eps_left_at(1e-3) < budget.eps_left_at(1e-6) < budget.eps_left_at(1e-9)

@@ -169,6 +169,13 @@ def test_bounds_are_those_of_the_table_in_memory(relation):
         np.testing.assert_array_equal(of_pieces, found([jnp.asarray(values, jnp.float32)], threshold))
 
 
+def test_a_row_at_a_bound_does_not_exceed_it():
+    for rows in ([table(np.full(99, 4.0))["x"]], [jnp.full(99, 4.0, jnp.float32)]):
+        vault = Vault(rows, neighboring_relation="replace_one")
+        found = vault.find_bounds(given_draw(1, slots=6), lambda row: row[0], Grid(2.0, 6), jnp.float32(0.125), 50.0)
+        np.testing.assert_array_equal(found, [4.0])
+
+
 def test_a_row_with_a_missing_value_counts_for_nothing():
     whole = in_pieces(pa.table({"x": pa.array([1.0, None, 0.5, None], pa.float32())}))
     vault = Vault([whole["x"]], neighboring_relation="replace_one")

@@ -29,7 +29,7 @@ from numpyro_dp import (
 )
 from numpyro_dp.model.separable import split_words
 from numpyro_dp.model.separate import separate
-from numpyro_dp.model.units import group_rows, number_units
+from numpyro_dp.model.units import group_rows, number_units, without_names
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.preparation.survey import Survey
 from numpyro_dp.privacy import clipping
@@ -579,3 +579,9 @@ def test_each_row_of_a_unit_has_a_key_of_its_own():
     found = grouped.per_unit(density)(jnp.zeros(1), (weights, present), words)
     assert float(found) == float(keys[0] + 10 * keys[1])
     assert len(set(keys.tolist())) == 3
+
+
+def test_names_of_units_are_left_out_and_what_names_none_is_left_alone():
+    np.testing.assert_array_equal(without_names(np.array(["b", "a", "b"])), [0, 1, 0])
+    for ids in (np.array([1.5, np.nan]), np.array([[3, 1], [3, 1]])):
+        np.testing.assert_array_equal(without_names(ids), ids)
