@@ -551,7 +551,8 @@ class DPKernel(MCMCKernel, Algorithm):
     def target(
         self, separated: SeparableModel, args: tuple, kwargs: dict, batches: Batches | None = None
     ) -> PrivateTarget:
-        """
+        """What algorithms and preparations ask: sums over the rows, by draws of this ledger.
+
         :param batches: of its releases, if they are not the kernel's own.
         """
         plan = self._ledger.plan
@@ -599,7 +600,8 @@ class DPKernel(MCMCKernel, Algorithm):
     # -- One iteration -----------------------------------------------------------------------------------------------
 
     def _step(self, separated: SeparableModel, target: PrivateTarget, traced: list, state: DPState) -> DPState:
-        """
+        """One iteration: what is granted, where the algorithm moves with it, and the next state.
+
         :param traced: arguments of the model that may be batched, as the state may.
         """
         rng_key, nonce_key, move_key = random.split(state.rng_key, 3)

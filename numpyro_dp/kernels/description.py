@@ -41,7 +41,8 @@ def _integrated(separated: SeparableModel) -> dict[str, str]:
 
 
 def report(kernel: "DPKernel", table: dict[str, Any]) -> PrivacyReport:
-    """
+    """The report of what a kernel has committed, and of the posterior.
+
     :param table: by `describe_table`.
     """
     ledger, plan = kernel.ledger, kernel.ledger.plan

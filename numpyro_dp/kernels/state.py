@@ -67,7 +67,8 @@ def initial_params(
 
 
 def require_init_params(init_params: Any, separated: SeparableModel, chains: tuple[int, ...]) -> None:
-    """
+    """Check that there is a starting value for each site.
+
     :param chains: the leading axis of each value, if there is one.
     :raises ValueError: if they are not values for all sites.
     """

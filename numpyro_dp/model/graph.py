@@ -369,7 +369,8 @@ INLINED = CALLS - {"custom_jvp_call", "custom_vjp_call"}
 
 
 def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool = True) -> Graph:
-    """
+    """The operations by which log densities come of parameters and rows.
+
     :param enumerates: whether outcomes that can have few values are enumerated rather than drawn.
     """
     leaves, treedef = jax.tree.flatten((args, kwargs))

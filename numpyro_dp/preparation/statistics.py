@@ -205,7 +205,8 @@ def find_modes(
     starts: np.ndarray,
     widest: float,
 ) -> Modes:
-    """
+    """The highest mode of a density that searches from several starts find, and whether there are others.
+
     :param density: its negative logarithm and the gradient of that, of z (d,).
     :param hessian: of the same.
     :param starts: shape (k, d).

@@ -108,7 +108,8 @@ class Draw:
         return Draw(slots, self._mechanism, self._ledger, _KEY)
 
     def _take(self) -> Slots:
-        """
+        """The slots, for once.
+
         :raises PrivacyBudgetError: if it was taken before, or could be taken several times.
         """
         if self._trace != trace_state():

@@ -311,7 +311,8 @@ def _plain(plan: Plan) -> Plan:
 
 
 def _require_price(plan: Plan) -> None:
-    """
+    """Check that a plan says what its releases cost.
+
     :raises PrivacyBudgetError: if the releases cost more than the plan says.
     """
     if plan.eps == math.inf:

@@ -63,7 +63,8 @@ class Mechanism:
         return None
 
     def check_relation(self, relation: str) -> None:
-        """
+        """Check that the release is private under `relation`.
+
         :raises ValueError: if `relation` is unknown, or the release is not private under it.
         """
         check_relation(relation)

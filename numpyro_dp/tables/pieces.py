@@ -51,7 +51,8 @@ class FilePiece(Rows):
     num_rows: int
 
     def batches(self, columns: Sequence[ColumnSpec]) -> Iterator[Any]:
-        """
+        """The rows, some at a time.
+
         :raises TableChangedError: if the file cannot be read. What PyArrow says of it could quote a value.
         """
         names = sorted({name for column in columns for name in column.names})

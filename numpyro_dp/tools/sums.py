@@ -120,7 +120,8 @@ def release_sum(
 
 
 def _as_arrays(per_row: Callable, rows: tuple, relation: str) -> tuple[Any, ...]:
-    """
+    """The arguments, those in memory as JAX arrays.
+
     :raises ValueError: naming an argument of `per_row` that is no array of numbers on this machine. It quotes no value.
     """
     for k, array in enumerate(rows):
