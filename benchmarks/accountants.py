@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks.renyi import renyi_eps
-from numpyro_dp.privacy.accounting import LossCurve, Releases, composed_eps, gaussian_eps, zcdp_eps
+from numpyro_dp.privacy.accounting import CountedMechanisms, LossCurve, composed_eps, gaussian_eps, zcdp_eps
 from numpyro_dp.privacy.mechanisms import (
     BarkerBatch,
     FixedBatchGaussian,
@@ -47,7 +47,7 @@ The package uses the first two.
 """
 
 
-def eps_by(accountant: str, releases: Releases, delta: float, relation: str) -> float | None:
+def eps_by(accountant: str, releases: CountedMechanisms, delta: float, relation: str) -> float | None:
     """``eps`` of all `releases` together; None if the accountant does not apply."""
     rhos = [mechanism.rho for mechanism, _ in releases]
     rho = None if None in rhos else sum(count * rho for rho, (_, count) in zip(rhos, releases, strict=True))
@@ -60,7 +60,7 @@ def eps_by(accountant: str, releases: Releases, delta: float, relation: str) -> 
     return renyi_eps(releases, delta, relation, classical=accountant == "moments")
 
 
-def compare(releases: Releases, delta: float, relation: str) -> dict[str, float]:
+def compare(releases: CountedMechanisms, delta: float, relation: str) -> dict[str, float]:
     """``eps`` by each of `ACCOUNTANTS` that applies, in that order."""
     found = {name: eps_by(name, releases, delta, relation) for name in ACCOUNTANTS}
     return {name: eps for name, eps in found.items() if eps is not None}
@@ -98,7 +98,7 @@ def print_kinds() -> None:
 # --- Räisä (2021), Figure 6.2: the flat banana in two dimensions ----------------------------------------------------
 
 ROWS, DELTA = 10**5, 1e-6
-PANELS: dict[str, tuple[Callable[[int], Releases], dict[str, str], dict[float, int]]] = {
+PANELS: dict[str, tuple[Callable[[int], CountedMechanisms], dict[str, str], dict[float, int]]] = {
     "DP penalty": (
         lambda count: [(Gaussian(0.1 * math.sqrt(ROWS)), count)],
         {"zcdp": "zCDP (Theorem 5)", "exact": "closed form (Theorem 6)"},
@@ -118,7 +118,7 @@ PANELS: dict[str, tuple[Callable[[int], Releases], dict[str, str], dict[float, i
 """Releases of a number of iterations, accountants, and the numbers of iterations that the thesis' own code found."""
 
 
-def iterations(releases: Callable[[int], Releases], eps: float, accountant: str) -> int:
+def iterations(releases: Callable[[int], CountedMechanisms], eps: float, accountant: str) -> int:
     """The largest number of iterations whose releases cost at most `eps`."""
 
     def affordable(count: int) -> bool:
@@ -184,7 +184,7 @@ def friction_sampler(
     beta: float = 3.0,
     friction: float = 1.0,
     clip: float = 0.7,
-) -> Releases:
+) -> CountedMechanisms:
     """All gradients with a friction, a clip bound and step sizes ``beta t^(-1/3)``, of which there are 10 each."""
     step_sizes = beta * np.arange(1, iterations // INNER_STEPS + 1) ** (-1 / 3)
     return [(release(float(noise)), INNER_STEPS) for noise in np.sqrt(2 * friction / step_sizes) / clip]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from numpyro_dp.privacy.accounting import Releases
+from numpyro_dp.privacy.accounting import CountedMechanisms
 from numpyro_dp.privacy.mechanisms import (
     BarkerBatch,
     FixedBatchGaussian,
@@ -171,7 +171,7 @@ def _log_ratio(x: np.ndarray, rate: float, shift: float) -> np.ndarray:
         return np.where(exponent < 1, small, np.logaddexp(np.log1p(-rate), math.log(rate) + exponent))
 
 
-def renyi_eps(releases: Releases, delta: float, relation: str, classical: bool = False) -> float:
+def renyi_eps(releases: CountedMechanisms, delta: float, relation: str, classical: bool = False) -> float:
     """``eps`` of all `releases` together, at the best order; a buffer that may overflow is not counted.
 
     :param classical: as the moments accountant has it: whole orders, and the conversion ``D + log(1 / delta) / (order -

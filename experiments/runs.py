@@ -25,7 +25,7 @@ from experiments import metrics
 from experiments.models import Problem, flat
 from numpyro_dp import DPHMC, DPSGLD, DPSGNHT, MCMC, DPBarker, DPPenalty, FixedBatches
 from numpyro_dp.kernels.base import DPKernel
-from numpyro_dp.privacy.accounting import Releases, composed_eps, gaussian_rho
+from numpyro_dp.privacy.accounting import CountedMechanisms, composed_eps, gaussian_rho
 from numpyro_dp.privacy.mechanisms import BarkerBatch, FixedBatchGaussian, Gaussian
 
 OUTPUT = Path(__file__).resolve().parents[1] / "benchmark-output" / "experiments"
@@ -45,10 +45,10 @@ class Sampler(ABC):
     chains: int
 
     @abstractmethod
-    def iteration(self, rows: int) -> Releases:
+    def iteration(self, rows: int) -> CountedMechanisms:
         """What one iteration of one chain releases."""
 
-    def once(self, rows: int) -> Releases:
+    def once(self, rows: int) -> CountedMechanisms:
         """What a chain releases before its first iteration."""
         return []
 
@@ -269,7 +269,7 @@ class Default:
     kind: type = DPHMC
 
 
-def affordable(releases: Releases, eps: float, delta: float, once: Releases = ()) -> int:
+def affordable(releases: CountedMechanisms, eps: float, delta: float, once: CountedMechanisms = ()) -> int:
     """How many times `releases` together cost at most `eps` under replace-one; to 0.2% where there is no closed form.
 
     :param releases: of one iteration; `once`: further ones, Gaussian.

@@ -116,11 +116,11 @@ def noise_multiplier_for(rho: float, count: float) -> float:
     return math.sqrt(count / (2 * rho)) * (1 + _SAFETY)
 
 
-Releases = Sequence[tuple[Mechanism, int]]
+CountedMechanisms = Sequence[tuple[Mechanism, int]]
 """What a run releases: each mechanism with its number of releases, in any order."""
 
 
-def composed_eps(releases: Releases, delta: float, relation: str) -> float:
+def composed_eps(releases: CountedMechanisms, delta: float, relation: str) -> float:
     """The ``eps`` at which all `releases` together are ``(eps, delta)``-DP, rounded up; infinite if there is none.
 
     The releases may be adaptive (each may depend on the values of those before it), but their mechanisms and counts
@@ -137,7 +137,7 @@ def composed_eps(releases: Releases, delta: float, relation: str) -> float:
     return _composed_eps(_merged(releases, relation), delta, relation)
 
 
-def composed_delta(releases: Releases, eps: float, relation: str) -> float:
+def composed_delta(releases: CountedMechanisms, eps: float, relation: str) -> float:
     """The ``delta`` at which all `releases` together are ``(eps, delta)``-DP, rounded up; see `composed_eps`."""
     eps = float(eps)
     _check(eps >= 0, f"eps must be at least 0, got {eps}")
@@ -147,13 +147,13 @@ def composed_delta(releases: Releases, eps: float, relation: str) -> float:
     return min(1.0, curve.delta(eps) + (overflow * (1 + math.exp(min(eps, 700.0))) if overflow else 0.0))
 
 
-def how(releases: Releases) -> str:
+def how(releases: CountedMechanisms) -> str:
     """By what mathematics their cost is found, in a few words."""
     return "Gaussian releases, in closed form" if _are_gaussian(releases) else "privacy loss distributions, convolved"
 
 
 def calibrate(
-    releases_at: Callable[[float], Releases],
+    releases_at: Callable[[float], CountedMechanisms],
     eps: float,
     delta: float,
     relation: str,
@@ -231,7 +231,7 @@ def _next_scale(too_small: _Point | None, enough: _Point | None) -> float:
 _Merged = tuple[tuple[Mechanism, int], ...]
 
 
-def _merged(releases: Releases, relation: str) -> _Merged:
+def _merged(releases: CountedMechanisms, relation: str) -> _Merged:
     mechanisms.check_relation(relation)
     counts: Counter[Mechanism] = Counter()
     for mechanism, count in releases:
@@ -279,7 +279,7 @@ def _curve(releases: _Merged, relation: str) -> "LossCurve | _GaussianCurve":
     return losses if losses.mean <= _LARGEST_MEAN_LOSS else _GaussianCurve(math.inf)
 
 
-def _are_gaussian(releases: Releases) -> bool:
+def _are_gaussian(releases: CountedMechanisms) -> bool:
     return all(isinstance(mechanism, Gaussian) for mechanism, _ in releases)
 
 

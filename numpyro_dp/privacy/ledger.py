@@ -345,7 +345,7 @@ class Ledger:
         self._reproducible = noise is not None and noise.reproducible
         self._lock = threading.Lock()
         self._plan: Plan | None = None
-        self._committed: Plan | None = None  # as it was before any reserve was assigned
+        self._plan_as_committed: Plan | None = None  # as it was before any reserve was assigned
         self._spent: dict[str, list[int]] = {}
         self._table: tuple | None = None
         self._context = b""
@@ -390,7 +390,7 @@ class Ledger:
 
         :raises RuntimeError: before there is a plan.
         """
-        return flat_releases((self._committed or self._known_plan).kinds)
+        return flat_releases((self._plan_as_committed or self._known_plan).kinds)
 
     @property
     def closed(self) -> bool:
@@ -420,7 +420,7 @@ class Ledger:
                 raise PrivacyBudgetError(  # vaults are made for one of them
                     "a plan that was committed is replaced by one under the same relation, with privacy if it had any"
                 )
-            self._plan = self._committed = plan
+            self._plan = self._plan_as_committed = plan
             self._spent = {name: [0] * len(kind.counts) for name, kind in plan.kinds.items()}
             self._claimed = {name: [0] * len(kind.counts) for name, kind in plan.kinds.items()}
             self._context = repr((plan, context)).encode()
@@ -715,7 +715,7 @@ class Ledger:
         # A copy that could grant releases would double the budget.
         return {
             "_plan": self._plan,
-            "_committed": self._committed,
+            "_plan_as_committed": self._plan_as_committed,
             "_spent": self.spent(),
             "_run": self._run,  # by which the budget of the table knows what is left
             "_warned": True,
@@ -724,8 +724,10 @@ class Ledger:
 
     def __setstate__(self, state):
         self.__init__(noise=None)  # type: ignore[misc]
-        before = {"_reproducible": state["reproducible"]} if "reproducible" in state else {}  # as it was named before
-        self.__dict__.update(state | before)
+        self.__dict__.update({_NAMED_BEFORE.get(name, name): value for name, value in state.items()})
+
+
+_NAMED_BEFORE = {"reproducible": "_reproducible", "_committed": "_plan_as_committed"}  # in pickles of older versions
 
 
 def _reference(leaf: Any) -> Any:

@@ -159,7 +159,7 @@ class _Repeated(Ledger):
     def begin_anew(self) -> None:
         """As if nothing had been released or assigned."""
         self._spent = {}
-        self.commit(self._committed or self.plan)
+        self.commit(self._plan_as_committed or self.plan)
 
     def require(self, *args: Any) -> None:
         pass
