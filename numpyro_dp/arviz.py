@@ -17,6 +17,7 @@ from numpyro.infer.mcmc import MCMC
 
 from numpyro_dp.kernels.base import DPKernel
 from numpyro_dp.kernels.prepared import PreparedKernel
+from numpyro_dp.preparation.verdict import draws_of_parameters
 from numpyro_dp.report import PrivacyReport
 
 _ARVIZ_MAJOR = int(importlib.metadata.version("arviz").split(".")[0])
@@ -58,7 +59,10 @@ def to_arviz(
         raise TypeError(
             f"to_arviz needs a run of a private kernel, got one of {type(kernel).__name__}; use az.from_numpyro"
         )
-    report = kernel.privacy
+    if not hasattr(mcmc, "privacy"):  # NumPyro's own, which asks nobody what the draws are worth
+        drawn = mcmc.get_samples(group_by_chain=True)
+        kernel.judge(draws_of_parameters(drawn, mcmc.last_state.z, mcmc.num_chains))
+    report = getattr(mcmc, "privacy", kernel.privacy)
     stats: dict[str, Any] = dict(mcmc.get_extra_fields(group_by_chain=True))
     kept = _number_of_draws(stats.get("exhausted"))
     draws = _named_arrays(mcmc.get_samples(group_by_chain=True))

@@ -1,8 +1,10 @@
 """`MCMC`: NumPyro's MCMC with the budget planned beforehand, a report afterwards, and results without data."""
 
+import dataclasses
+import math
 import operator
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,10 +16,10 @@ from numpyro.infer import mcmc as numpyro_mcmc
 from tqdm.auto import tqdm
 
 from numpyro_dp.kernels.base import DPKernel
-from numpyro_dp.preparation.verdict import by_coordinate, standing
+from numpyro_dp.preparation.verdict import draws_of_parameters, standing
 from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.privacy.passes import StreamedColumn, StreamedTable
-from numpyro_dp.report import PrivacyReport
+from numpyro_dp.report import Posterior, PrivacyReport
 from numpyro_dp.statements import some_of
 
 
@@ -33,6 +35,9 @@ class MCMC(numpyro_mcmc.MCMC):
 
     progress_bar: bool
     _jit_model_args: bool
+    _judged: Posterior | None = None  # what was said of the draws
+    _args: tuple
+    _kwargs: dict
 
     def __init__(
         self,
@@ -68,8 +73,11 @@ class MCMC(numpyro_mcmc.MCMC):
 
     @property
     def privacy(self) -> PrivacyReport:
-        """What was guaranteed, released and spent; see `PrivacyReport`."""
-        return self.sampler.privacy
+        """What was guaranteed, released and spent; see `PrivacyReport`. What it says of the posterior is about this
+        run's draws, also if the kernel has made others since.
+        """
+        report = self.sampler.privacy
+        return report if self._judged is None else dataclasses.replace(report, posterior=self._judged)
 
     def run(self, rng_key, *args, extra_fields=(), init_params=None, **kwargs) -> None:
         """Run the chains; see NumPyro.
@@ -85,17 +93,21 @@ class MCMC(numpyro_mcmc.MCMC):
                 "the first argument of `run` is rng_key, a key of JAX's: mcmc.run(jax.random.key(0), ...); got "
                 f"{type(rng_key).__name__}"
             )
-        num_keys = int(np.prod(np.shape(rng_key)[: None if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key) else -1]))
+        axes = np.shape(rng_key)[: None if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key) else -1]
+        num_keys = math.prod(axes)
         if num_keys not in (1, self.num_chains):
             raise ValueError(
                 f"rng_key has {num_keys} keys for {self.num_chains} chain(s): give one, or one for each chain"
             )
+        if axes and num_keys == 1:  # out of its array, which NumPyro would take for one chain's
+            rng_key = rng_key[(0,) * len(axes)]
         resumed = self._warmup_state
         steps = self._collection_params["upper"] if resumed is None else self.num_samples
         start = 0 if resumed is None else max(1, int(np.max(resumed.i)))
         collects = resumed is not None or self._collection_params["lower"] < self._collection_params["upper"]
         planned = self.num_warmup + self.num_samples
         jit_model_args = self._jit_model_args
+        before = self._states, getattr(self, "_args", ()), getattr(self, "_kwargs", {})
         tables = {leaf.table for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, StreamedColumn)}
         if tables and jit_model_args:
             raise ValueError("jit_model_args=True: a table that is read in pieces is no argument of a compiled program")
@@ -111,28 +123,23 @@ class MCMC(numpyro_mcmc.MCMC):
                 jax.block_until_ready(self._last_state)
             self.sampler.settle()
             if collects:
+                self._judged = None
                 self.sampler.judge(self._draws_of_parameters())
+                self._judged = self.sampler.privacy.posterior
         finally:
             self._jit_model_args = jit_model_args
             # Also after an error or an interrupt. What remains has the shapes that ArviZ needs, and nothing private.
-            self._args, self._kwargs = self.sampler.without_data(args, kwargs)
+            if self._states is None or self._states is not before[0]:
+                self._args, self._kwargs = self.sampler.without_data(args, kwargs)
+            else:  # the draws are still those of an earlier run
+                _, self._args, self._kwargs = before
             self._cache.clear()
             self._init_state_cache.clear()
             # What a failed `warmup` asked to be collected must not be collected by the next run.
             self._set_collection_params()
 
     def _draws_of_parameters(self) -> dict[str, Any]:
-        """Chains and draws leading; coordinate by coordinate where each is a parameter of its own.
-
-        Without what may be constant: deterministic sites, and sites without a free parameter. If `postprocess_fn` has
-        given them other names, all that it gives.
-        """
-        draws, parameters = self._states[self._sample_field], getattr(self._last_state, self._sample_field)
-        named = {name: draws[name] for name in parameters if name in draws} if isinstance(draws, Mapping) else {}
-        if not named:
-            return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(draws)}
-        free = {name: np.size(parameters[name]) // self.num_chains for name in named}
-        return by_coordinate(jax.tree.map(np.asarray, named), free, 2)
+        return draws_of_parameters(self._states[self._sample_field], self._last_state.z, self.num_chains)
 
     def resume(self, budget: PrivacyBudget) -> None:
         """Go on with a run that was pickled, in another process or after a crash.

@@ -5,10 +5,12 @@ predictor, a coefficient is normal with standard deviation 2.5 S over the spread
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpyro.distributions as dist
 
 from numpyro_dp.formula.columns import LARGEST_COUNT
 
@@ -113,3 +115,10 @@ CAN_BE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 CANNOT_BE = {NUMBERS: math.nan, POSITIVE: math.nan, SHARES: math.nan, COUNTS: -1, YES_NO: -1}
 """A value that each law refuses; of grades, whatever is beyond the last."""
+
+
+def law_refuses() -> bool:
+    """Whether NumPyro gives no density to a value that a law cannot have: not before 0.22, nor without validation."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of 0.22, about such a value
+        return not bool(np.isfinite(dist.Bernoulli(logits=0.0).log_prob(-1)))

@@ -26,7 +26,7 @@ from numpyro_dp.formula.columns import (
     require_public,
 )
 from numpyro_dp.formula.design import Design, Effects, Outcome, split
-from numpyro_dp.formula.families import CAN_BE, CANNOT_BE, FAMILIES, Family, predictor_scale
+from numpyro_dp.formula.families import CAN_BE, CANNOT_BE, FAMILIES, Family, law_refuses, predictor_scale
 
 _OTHER_NAMES = {
     "binomial": "bernoulli",
@@ -297,8 +297,9 @@ class FormulaModel:
 
         A row in which a value is missing is masked. One with a value that was not said to be public (outside of its
         range, not among the levels), or that the law cannot have, gets an outcome that no law has: it says nothing
-        either, but noisy counts see it, and the posterior is not vouched for where there are many. Without an
-        outcome ``observed`` tells of both.
+        either, but noisy counts see it, and the posterior is not vouched for where there are many (where NumPyro
+        validates values: before 0.22, or without validation, it is masked). Without an outcome ``observed`` tells of
+        both, and a warning says how many they are.
 
         :param data: a pandas, Polars or Arrow table, or a mapping from names to arrays.
         :raises ValueError: if a column is missing or of another length, or if the outcome is of texts or
@@ -318,21 +319,29 @@ class FormulaModel:
         for effect, design in zip(self._effects, self._designs, strict=True):
             name = _name(effect.group)
             if effect.group == self.unit:
-                found[name] = _units(table[self.unit])
+                found[name] = _units(self.unit, table[self.unit])
                 found["num_units"] = int(found[name].max(initial=-1)) + 1
             else:
                 found[name] = silent.code(table[effect.group], self._public[effect.group])
             if design.names != ["Intercept"]:
                 found[f"X_{name}"] = silent.finite(_columns(design, coded, num_rows))
         if self.unit and not self._has_unit_effects:
-            found[self.unit_argument] = _units(table[self.unit])
+            found[self.unit_argument] = _units(self.unit, table[self.unit])
         if self._offset:
             values = silent.code(table[self._offset.column], self._public[self._offset.column])
             found["offset"] = silent.finite(self._offset(values))
         found["X"] = silent.finite(_columns(self._design, coded, num_rows))
         if has_outcome:
             found["y"] = self._outcomes(table[self._outcome.column], silent)
-        found["observed"] = ~silent.missing if has_outcome else ~(silent.missing | silent.outside)
+        says_nothing = silent.missing if has_outcome and law_refuses() else silent.missing | silent.outside
+        if not has_outcome and says_nothing.any():
+            warnings.warn(
+                f"{int(says_nothing.sum())} of {num_rows} rows have a missing value, or one that was not said to be "
+                "public (outside of its range, not among the levels): what is predicted for them is for somebody in "
+                "the middle of the range, of the first level. The argument `observed` is False for them",
+                stacklevel=2,
+            )
+        found["observed"] = ~says_nothing
         return {name: _narrow(value) for name, value in found.items()}
 
     def _check_type_of_outcome(self, values: Any) -> None:
@@ -426,11 +435,19 @@ def _compiled(source: str) -> Callable:
     return names["model"]
 
 
-def _units(ids: np.ndarray) -> np.ndarray:
-    """0, 1, 2, ..., in the order in which they come."""
+def _units(name: str, ids: np.ndarray) -> np.ndarray:
+    """0, 1, 2, ..., in the order in which they come.
+
+    :raises ValueError: if one is missing: nobody knows whose row that is.
+    """
     import pandas as pd
 
-    return pd.factorize(ids, use_na_sentinel=False)[0].astype(np.int32)
+    if are_missing(ids).any():
+        raise ValueError(
+            f"unit={name!r}: some rows have no id there, and nobody knows whose they are. Leave these rows out, or "
+            "give each an id of its own"
+        )
+    return pd.factorize(ids)[0].astype(np.int32)
 
 
 _TAKEN = {"X", "y", "offset", "observed", "num_units", "jax", "jnp", "numpyro", "dist", "model"} | {

@@ -183,6 +183,8 @@ class DPBarker(RandomWalk, PreparedKernel):
         return plan.num_iterations * plan.num_chains * jump**2 / size / 4
 
     def describe_clip(self, kind: str) -> str:
+        if kind != "ratio":
+            return super().describe_clip(kind)
         bound = f"{self.clip('ratio'):g} per unit of distance bounds the jumps"
         multiplier = self.ledger.plan.kinds["ratio"].mechanisms[0].noise_multiplier
         if not multiplier:

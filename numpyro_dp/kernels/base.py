@@ -97,6 +97,7 @@ class DPKernel(MCMCKernel, Algorithm):
         name = getattr(model, "__name__", type(model).__name__)
         self._ledger = Ledger(NoiseSource(noise_seed), budget, f"{type(self).__name__} of {name}")
         self._separated: dict[Any, SeparableModel] = {}
+        self._outcomes: frozenset[str] | None = None  # the observed sites of rows, once the model has been read
         self._layout: Layout | None = None
         self._described: dict[str, Any] | None = None
         self._doubts_of_draws: list[str] = []  # doubts about a finished run
@@ -140,8 +141,8 @@ class DPKernel(MCMCKernel, Algorithm):
 
     @property
     def model(self) -> Callable:
-        """The model with nothing observed: what ArviZ and `Predictive` may see without leaking outcomes."""
-        return released_model(self._settings.model)
+        """The model without observed outcomes: what ArviZ and `Predictive` may see without leaking them."""
+        return released_model(self._settings.model, self._outcomes)
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs) -> DPState:
         """The initial state, computed without looking at the rows.
@@ -738,7 +739,7 @@ class DPKernel(MCMCKernel, Algorithm):
             if separated.latents is not None:
                 separated = with_rule(separated, args, kwargs, self._public_size(separated))
                 self._doubts_of_latents = doubts_of_latents(separated, self._public_size(separated))
-            self._separated[_signature(args, kwargs)] = separated
+            self._separated[_signature(args, kwargs)], self._outcomes = separated, separated.outcomes
         elif isinstance(self._settings.unit, str):
             separated.require_same(self._settings.unit, args, kwargs)
         self._see(separated, separated.public(args, kwargs), known is None)

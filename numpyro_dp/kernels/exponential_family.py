@@ -37,6 +37,7 @@ from numpyro_dp.kernels.options import MetropolisOptions, only
 from numpyro_dp.kernels.prepared import (
     PRIOR_DRAWS,
     PreparedKernel,
+    copied,
     resolve_preparation,
     same_values,
     without_preparation,
@@ -152,7 +153,7 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
         with nullcontext() if traced else jax.ensure_compile_time_eval():
             self._family = family_of(separated, public.args, public.kwargs, self._bounds, self._given_family)
         self._size_and_bound = (self._family.size, self._family.bound)
-        self._read_with = None if traced else public.leaves
+        self._read_with = None if traced else copied(public.leaves)
 
     def _queries(self, separated: SeparableModel, public: PublicArguments) -> list[tuple[Callable, tuple]]:
         prior, (density, (z, rows)) = super()._queries(separated, public)

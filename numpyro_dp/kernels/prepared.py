@@ -334,7 +334,7 @@ class PreparedKernel(DPKernel):
                 self._chain = self._make_chain(prepared, begun.cut, separated, public)
                 self._prior_widths = _widths_of_prior(separated, public, begun.z_draws, begun.improper)
             self._result = prepared
-            self._public = public.leaves
+            self._public = copied(public.leaves)
             self._public_hash = _hash(self._public)
         self._chain.num_warmup = getattr(self, "_num_warmup", 0)
 
@@ -500,7 +500,7 @@ class PreparedKernel(DPKernel):
             if _hash(public.leaves) != self._public_hash or cut.names != prepared.coordinates:
                 raise ValueError(_OTHER_PUBLIC)
             self._chain = self._make_chain(prepared, cut, separated, public)
-        self._public = public.leaves
+        self._public = copied(public.leaves)
 
     def _find_cut(self, separated: SeparableModel, public: PublicArguments) -> Any:
         """The coordinates in which the parameters meet the data, with their names."""
@@ -731,12 +731,19 @@ def _hash(leaves: list) -> str | None:
     return digest.hexdigest()
 
 
+def copied(leaves: list[Any]) -> list[Any]:
+    """The same values, also after somebody has changed an array of NumPy's in place."""
+    return [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+
+
 def same_values(first: list[Any], second: list[Any]) -> bool:
     """Whether two lists hold the same values; traced ones, whose values are not known, count as the same."""
 
     def same(a: Any, b: Any) -> bool:
-        traced = isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer)
-        return a is b or traced or bool(np.array_equal(a, b))
+        if a is b or isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
+            return True
+        are_real = all(np.issubdtype(getattr(x, "dtype", object), np.floating) for x in (a, b))
+        return bool(np.array_equal(a, b, equal_nan=are_real))
 
     return len(first) == len(second) and all(map(same, first, second))
 

@@ -19,7 +19,7 @@ Continuous latents of a row, or of a unit that has several rows, are integrated 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -172,7 +172,7 @@ class SeparableModel:
         leaves = jax.tree.leaves((args, kwargs))
         with np.errstate(all="ignore"):  # NumPy would warn of a value that is too large for single precision
             private = [leaf for leaf, a in zip(leaves, self.arguments, strict=True) if a.private]
-            return tuple(leaf if is_streamed(leaf) else jnp.asarray(_saturated(leaf)) for leaf in private)
+            return tuple(leaf if is_streamed(leaf) else jnp.asarray(saturated(leaf)) for leaf in private)
 
     def row_log_density(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple], jax.Array]:
         """The function ``(flat z, slices of `rows` for one unit) -> log p(its row or rows | z)``.
@@ -277,7 +277,7 @@ class SeparableModel:
         assert self.latents is not None
         of_unit, of_row = (jax.random.wrap_key_data(key, impl="threefry2x32") for key in words)
         row_args, row_kwargs = self.with_private(args, kwargs, row)
-        model, outcomes = self._drawn_model(), self.row_sites - self.row_latents
+        model, outcomes = self._drawn_model(), self.outcomes
         w = draw_latents(model, z, self.latents.names, of_unit, row_args, row_kwargs)
         values = draw_outcomes(model, {**z, **w}, outcomes, self.row_latents, of_row, row_args, row_kwargs)
         return jax.lax.stop_gradient(values)
@@ -291,7 +291,7 @@ class SeparableModel:
         if self.latents is not None:
             return jax.jit(self.integrate(self.parts(args, kwargs, drawn=True)), inline=True)
         args, kwargs = self.without_private(args, kwargs)
-        outcomes = self.row_sites - self.row_latents
+        outcomes = self.outcomes
         if self.outcome_leaves is None:
             raise CannotDrawError("a site observes a constant")
         drawn_model = self._drawn_model()
@@ -334,12 +334,18 @@ class SeparableModel:
         return found[0] if found else None
 
     def _few_outcomes(self, z: jax.Array, row_args: tuple, row_kwargs: dict) -> dict[str, jax.Array] | None:
-        outcomes = self.row_sites - self.row_latents
+        outcomes = self.outcomes
         model = self._drawn_model()
         return few_outcomes(model, self.unravel(z), outcomes, self.row_latents, row_args, row_kwargs)
 
     def _drawn_model(self) -> Callable:
-        return keep_sites(released_model(self.model), lambda name: True, self.plates_of_one, 1)
+        """With outcomes to draw, at one row. What else is observed (a parameter that is fixed) stays as it is."""
+        return keep_sites(released_model(self.model, self.outcomes), lambda name: True, self.plates_of_one, 1)
+
+    @property
+    def outcomes(self) -> frozenset[str]:
+        """The observed sites of rows."""
+        return frozenset(self.row_sites - self.row_latents)
 
     @property
     def _as_one_row(self) -> Callable:
@@ -438,7 +444,7 @@ def _to_sample(site: dict, improper: dict[str, Any]) -> Any:
     return init_to_sample()(site)
 
 
-def _saturated(leaf: Any) -> Any:
+def saturated(leaf: Any) -> Any:
     """Whole numbers beyond those of JAX's type as the largest and the least of it: JAX would take them modulo 2**32."""
     if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu":
         return leaf
@@ -451,21 +457,28 @@ def split_words(words: jax.Array, num: int) -> jax.Array:
     return jax.random.key_data(jax.random.split(jax.random.wrap_key_data(words, impl="threefry2x32"), num))
 
 
-def released_model(model: Callable) -> Callable:
-    """The model with nothing observed: what ArviZ and `Predictive` may see.
+def released_model(model: Callable, outcomes: Collection[str] | None = None) -> Callable:
+    """The model without observed outcomes: what ArviZ and `Predictive` may see.
 
     ArviZ records observed values (the private outcomes) and pointwise log likelihoods of a model that has observed
-    sites; this one has none. Dimension names, priors and predictions are those of `model`.
+    sites; this one has none of rows. Dimension names, priors and predictions are those of `model`.
+
+    :param outcomes: the observed sites of rows; None if it is not known which they are: then nothing is observed, and
+        parameters that are fixed (`handlers.condition`) are drawn, too.
     """
-    return _Unobserve(model)
+    return _Unobserve(model, outcomes)
 
 
 class _Unobserve(Messenger):
+    def __init__(self, fn: Callable, outcomes: Collection[str] | None):
+        self.outcomes = outcomes
+        super().__init__(fn)
+
     def process_message(self, msg):
         if msg["type"] == "sample" and msg["is_observed"]:
             if msg["infer"].get("is_auxiliary"):
                 msg["stop"] = True  # a factor: it has no value to draw
-            else:
+            elif self.outcomes is None or msg["name"] in self.outcomes:
                 fn, shape = msg["fn"], jnp.shape(msg["value"])
                 # Of a law that is narrower than what it is compared with, as many values are drawn as are observed.
                 batch = jnp.broadcast_shapes(fn.batch_shape, shape[: len(shape) - fn.event_dim])

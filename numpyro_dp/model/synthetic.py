@@ -63,6 +63,8 @@ def check_on_synthetic_rows(
     # Missing values in one argument are a kind, too: a model might fill them from other rows.
     floats = [a for a in separated.private_arguments() if jnp.issubdtype(a.dtype, jnp.floating)]
     kinds = [*_SYNTHETIC_VALUES, *(f"missing {a.name}" for a in floats)]
+    # So are numbers that stand for a missing one.
+    kinds += [f"{number} in {a.name}" for a in separated.private_arguments() for number in _STAND_FOR_MISSING]
     # Of a model that makes no sense around 0 in unconstrained space: where its prior is.
     kinds += [kind + _AT_PRIOR for kind in _SYNTHETIC_VALUES]
     members = separated.row_sites if separated.latents is None else separated.row_sites | separated.latents.names
@@ -70,14 +72,15 @@ def check_on_synthetic_rows(
         if kind.endswith(_AT_PRIOR) and separated.row_sites.issubset(set().union(*verified.values())):
             break
         few = check.few(kind)
-        for name in sorted(members):
-            terms, whole = few.by_row[name], few.whole[name]
-            if np.isfinite(whole) and np.all(np.isfinite(terms)):
-                verified.setdefault(kind, set()).add(name)
-            with np.errstate(invalid="ignore"):  # rows that make no sense may be inf and -inf
-                by_row, magnitude = np.sum(terms), np.sum(np.abs(terms))
-            if _differ(separated, whole, by_row, magnitude):
-                mismatches.setdefault(name, _explain_mismatch(separated, sites[name], _FEW, whole, by_row))
+        for densities, together in ((few.by_row, few.whole), few.beside_own):
+            for name in sorted(members & densities.keys()):
+                terms, whole = densities[name], together[name]
+                if np.isfinite(whole) and np.all(np.isfinite(terms)):
+                    verified.setdefault(kind, set()).add(name)
+                with np.errstate(invalid="ignore"):  # rows that make no sense may be inf and -inf
+                    by_row, magnitude = np.sum(terms), np.sum(np.abs(terms))
+                if _differ(separated, whole, by_row, magnitude):
+                    mismatches.setdefault(name, _explain_mismatch(separated, sites[name], _FEW, whole, by_row))
         if separated.row_latents and not mismatches:
             mismatches |= _enumeration_mismatch(separated, few)
             if np.any(np.isfinite(few.row_log_density)):
@@ -196,6 +199,7 @@ class _Few(NamedTuple):
     own: "_Own"
     by_row: dict[str, Array]  # log density of each sample site, beside each row alone
     whole: dict[str, Array]  # the same, beside all of these rows
+    beside_own: tuple[dict[str, Array], dict[str, Array]]  # both, where units of several rows have one value of latents
     deterministic: dict[str, Any]  # values beside one row
     log_prior: Array
     row_log_density: Array  # beside its latents, if it has any
@@ -286,17 +290,27 @@ class _SyntheticCheck:
         rows, units = np.arange(num_rows), np.arange(self._num_units(num_rows))
         return np.bincount(rows % _FEW, minlength=_FEW), np.bincount(units % _FEW, minlength=_FEW)
 
-    def _of_units(self, rows: Sequence) -> tuple:
-        """Rows of so many units as there are different ones."""
+    def _of_units(self, rows: Sequence, units: jax.Array | None = None) -> tuple:
+        """Rows of given units, or of as many as there are different rows."""
         codes = None if self._latents is None else self._latents.codes
-        return tuple((jnp.arange(x.shape[0]) % _FEW).astype(x.dtype) if k == codes else x for k, x in enumerate(rows))
+        units = jnp.arange(rows[0].shape[0]) % _FEW if units is None else units
+        return tuple(units.astype(x.dtype) if k == codes else x for k, x in enumerate(rows))
 
-    def _sites(self, args: tuple, kwargs: dict, z: Params, rows: Sequence, own: "_Own", size: int) -> tuple:
+    def _sites(
+        self,
+        args: tuple,
+        kwargs: dict,
+        z: Params,
+        rows: Sequence,
+        own: "_Own",
+        size: int,
+        units: jax.Array | None = None,
+    ) -> tuple:
         """Summed log density of each sample site, value of each released deterministic site."""
         separated = self.separated
         plates = separated.plates_of_one if size in (1, _FEW) else separated.row_plates
         model = keep_sites(fix_latents(separated.model, own.positions), lambda name: True, plates, size)
-        args, kwargs = separated.with_private(args, kwargs, self._of_units(rows))
+        args, kwargs = separated.with_private(args, kwargs, self._of_units(rows, units))
         constrained = constrain_fn(model, args, kwargs, {**z, **own.values})
         densities, sites = compute_log_probs(model, args, kwargs, constrained)
         values = {name: site["value"] for name, site in sites.items() if site["type"] == "deterministic"}
@@ -319,11 +333,25 @@ class _SyntheticCheck:
             own=few_own,
             by_row={name: d[chosen] for name, d in by_row.items()},
             whole=whole,
+            beside_own=self._beside_own(args, kwargs, z, rows, few_own),
             deterministic=jax.tree.map(lambda value: value[0], deterministic),
             log_prior=separated.log_prior(args, kwargs)(separated.ravel(z)),
             row_log_density=given[chosen],
             latent_log_density=of_latents[chosen],
         )
+
+    def _beside_own(self, args: tuple, kwargs: dict, z: Params, rows: tuple, own: "_Own") -> tuple[dict, dict]:
+        """Log densities of sites, row by row and together, where rows of one unit differ and all latents are alike.
+
+        Else what a model computes from all rows of a unit (their mean, the row before) would be that of a row alone.
+        """
+        if self._latents is None or not self._latents.plates:
+            return {}, {}
+        own = own._replace(values={name: jnp.broadcast_to(x[:1], x.shape) for name, x in own.values.items()})
+        one_row = jax.tree.map(lambda x: x[:, None], rows)
+        by_row, _ = jax.vmap(lambda row, own: self._sites(args, kwargs, z, row, own, 1))(one_row, own)
+        units = jnp.arange(_FEW) // 2
+        return by_row, self._sites(args, kwargs, z, rows, self._join(own, _FEW), _FEW, units)[0]
 
     def _row_log_densities(self, args: tuple, kwargs: dict, z: Params, one_row: tuple, own: "_Own") -> tuple:
         given = self.separated.row_log_density_at(args, kwargs)
@@ -357,6 +385,8 @@ def _one_row(site: Site, row_plates: frozenset[str]) -> tuple[Shape, int]:
 # -- Synthetic rows ----------------------------------------------------------------------------------------------------
 
 
+_STAND_FOR_MISSING = (-9, 99, 999)
+
 _SYNTHETIC_VALUES: dict[str, Callable] = {
     "normal": lambda rng, shape: rng.normal(size=shape),
     "unit": lambda rng, shape: rng.uniform(0.05, 0.95, shape),
@@ -386,9 +416,21 @@ def _synthetic(argument: Argument, size: int, kind: str, rng: np.random.Generato
     if jnp.issubdtype(argument.dtype, jnp.bool_):
         return rng.random(shape) < 0.7
     if jnp.issubdtype(argument.dtype, jnp.integer):
-        low, high = {"positive": (1, 3), "wide": (0, 6), "large": (0, 3000)}.get(kind, (0, 2))
-        return rng.integers(low, min(high, jnp.iinfo(argument.dtype).max), shape).astype(argument.dtype)
+        low, high = {"positive": (1, 3), "wide": (0, 6), "large": (0, 3000)}.get(
+            kind, (1, 3) if " in " in kind else (0, 2)
+        )
+        whole = rng.integers(low, min(high, jnp.iinfo(argument.dtype).max), shape)
+        return _with_stand_in(argument, whole, kind).astype(argument.dtype)
     values = _SYNTHETIC_VALUES.get(kind, _SYNTHETIC_VALUES["unit"])(rng, shape)
     if kind == f"missing {argument.name}":
         values[1:] = np.where(rng.random(values[1:].shape) < 0.4, np.nan, values[1:])  # some row is complete
-    return values.astype(argument.dtype)
+        values.reshape(size, -1)[1, :1] = np.nan
+    return _with_stand_in(argument, values, kind).astype(argument.dtype)
+
+
+def _with_stand_in(argument: Argument, values: np.ndarray, kind: str) -> np.ndarray:
+    """Values of which one row's are a number that stands for a missing one, if this kind is about this argument."""
+    number, _, name = kind.partition(" in ")
+    if name == argument.name and (float(number) >= 0 or not jnp.issubdtype(argument.dtype, jnp.unsignedinteger)):
+        values[1] = float(number)
+    return values

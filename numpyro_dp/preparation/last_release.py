@@ -128,7 +128,9 @@ def misfit_of(multiple: Any, num_rows: float, size: float) -> Any:
 
 
 @functools.lru_cache(64)
-def reference(size: int, num_rows: float, rho: float, spread: float = _SPREAD, misfit: float = 0.0) -> _Reference:
+def reference(
+    size: int, num_rows: float, rho: float, spread: float = _SPREAD, misfit: float = 0.0, power: float = 1.0
+) -> _Reference:
     """The bounds with the least error of the posterior's place, for rows whose gradients are normal in the frame.
 
     Of the score: what the noise adds, ``(2 C)^2 / (2 rho b^2)`` for each coordinate, and what the clip takes, ``v / b^2
@@ -139,6 +141,8 @@ def reference(size: int, num_rows: float, rho: float, spread: float = _SPREAD, m
     :param rho: for both.
     :param spread: of the log of a row's norm.
     :param misfit: of the rows, over that of usual tables.
+    :param power: of the likelihood. A row's typical gradient is ``(power n)**-0.5`` posterior standard deviations, and
+        counts `power` times: so the noise is that in ``n / power`` rows, and what rows add up to that of ``power n``.
     """
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((4000, size)) * np.exp(spread * rng.standard_normal((4000, 1)) - spread**2)
@@ -146,8 +150,8 @@ def reference(size: int, num_rows: float, rho: float, spread: float = _SPREAD, m
     multiples = np.geomspace(_MULTIPLES[0], _MOST_WITH_MISFIT if misfit else _MULTIPLES[1], 60)
     factors = np.minimum(1, multiples[:, None] / norms)
     b, v = (factors * norms**2).mean(1), (factors**2 * norms**2).mean(1)
-    noise = 2 * multiples**2 * size / (num_rows * (1 - _TYPICAL_SHARE) * rho * b**2)
-    score = multiples[np.argmin(noise + v / b**2 + (misfit * misfit_of(multiples, num_rows, size)) ** 2)]
+    noise = 2 * multiples**2 * size / (num_rows / power * (1 - _TYPICAL_SHARE) * rho * b**2)
+    score = multiples[np.argmin(noise + v / b**2 + (misfit * misfit_of(multiples, power * num_rows, size)) ** 2)]
     multiples = np.geomspace(*_INFORMATION_MULTIPLES, 60)
     lost = 1 - np.minimum(multiples[:, None], norms**2).mean(1) / np.mean(norms**2)
     information = multiples[np.argmin(lost**2 + _information_noise(multiples, size, num_rows, _TYPICAL_SHARE * rho))]
@@ -181,8 +185,8 @@ def last_bounds(
     informed = _informed(frame, prior)
     typical = np.array([math.sqrt(informed / counted), informed / counted])
     size = max(round(informed), 1)
-    best = reference(size, counted, rho, misfit=misfit)
-    loudest = _LOUD_INFORMATION / math.sqrt(_information_noise(1.0, size, counted, _LARGEST_SHARE * rho))
+    best = reference(size, n, rho, misfit=misfit, power=survey.power)
+    loudest = _LOUD_INFORMATION / math.sqrt(_information_noise(1.0, size, n, _LARGEST_SHARE * rho))
     if not survey.centres:
         room = _UNCENTRED_ROOM + math.log(max(counted / _UNCENTRED_ROWS, 1)) / 2 / _MULTIPLES[0]
         least = np.array([room, 1.0]) * best.multiples * typical
@@ -202,7 +206,7 @@ def last_bounds(
     found = found / math.sqrt(LAST_BOUND_GRID.ratio) * best.multiples / best.quantiles(exceeding)
     found[1] = min(found[1], max(loudest, best.multiples[1]) * typical[1])
     least = np.array([_MULTIPLES[0], _INFORMATION_MULTIPLES[0]])
-    heavy = reference(size, counted, rho, _WIDEST_SPREAD, misfit)
+    heavy = reference(size, n, rho, _WIDEST_SPREAD, misfit, survey.power)
     most = np.array([max(best.multiples[0], heavy.multiples[0]), _LONGEST * best.multiples[1]])
     return Bounds(*np.clip(found, least * typical, most * typical)), rho - of_bounds
 
@@ -238,6 +242,8 @@ def information_share(bounds: Bounds, size: int, num_rows: float, rho: float) ->
     The error of the posterior's place has a part from the score's noise, of variance ``a / (1 - h)`` if the information
     gets the share h, and one from the information's noise, ``b / h``, which grows with the distance that is left to go:
     the best h is ``r / (1 + r)`` with ``r**2 = b / a``. Noise is in proportion to the bounds.
+
+    :param num_rows: over the power of the likelihood.
     """
     distance = 8 * math.sqrt(size / (num_rows * rho))
     r = float(bounds.information / bounds.score) * distance * math.sqrt((size + 1) / 2)
@@ -272,7 +278,7 @@ def last_releases(
     def release(price: float, frame: Frame, long_rows: LongRows, misfit: float = 0.0, least: float = 0.0) -> None:
         bounds, price = last_bounds(survey, frame, prior, n, price, fund, found.room, misfit)
         bounds = bounds._replace(score=max(float(bounds.score), max(least, long_rows.bound) * typical_norm(m, counted)))
-        share = information_share(bounds, m, counted, price)
+        share = information_share(bounds, m, n / survey.power, price)
         draw = fund.ask(last_release=Wish(price, 1, (survey.derivative_numbers,)))["last_release"]
         stages.append(released(frame, bounds, survey.derivatives(draw, frame, bounds, share, n), misfit or 1.0))
         # What tighter bounds have taken of surprising rows is missing from earlier releases.
@@ -290,7 +296,7 @@ def last_releases(
             break
     misfit = 1.0 if survey.is_open else 0.0
     usual = stages[-1].misfit - misfit_of(_WIDE, counted, _informed(frame, prior))
-    if usual * _BLIND > _WIDE * math.sqrt(2 * m / (counted * _WIDE_SHARE * rho)):
+    if usual * _BLIND > _WIDE * math.sqrt(2 * m / (n / survey.power * _WIDE_SHARE * rho)):
         guide = combine(stages[-1]._replace(misfit=0.0), [s._replace(misfit=0.0) for s in stages[:-1]])
         release(_WIDE_SHARE * rho, frame, found.long_rows, least=_WIDE)
         rho -= _WIDE_SHARE * rho

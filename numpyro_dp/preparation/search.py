@@ -207,7 +207,7 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
     prior = prior._replace(of_frames=of_frames)
     rounds: list[Round] = []
     usable = None
-    affordable = min(_RARE_ROOM, math.sqrt(_AFFORDABLE * survey.power * n * rho / m))
+    affordable = min(_RARE_ROOM, math.sqrt(_AFFORDABLE * n / survey.power * rho / m))
     room = 1.0  # of clip bounds, over those of normal covariates
     long_rows = LongRows()
     before: Found | None = None  # what was found in a frame in which the clip took most

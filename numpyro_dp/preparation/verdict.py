@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
@@ -287,6 +288,21 @@ LEAST_DRAWS = 4
 """Of a chain, to tell whether it moves and has converged."""
 HARDLY_NARROWER = 0.8
 """Interquartile range of the draws over that of the prior, from which they say little more than the prior does."""
+
+
+def draws_of_parameters(draws: Any, parameters: Mapping[str, Any], num_chains: int) -> dict[str, Any]:
+    """Chains and draws leading; coordinate by coordinate where each is a parameter of its own.
+
+    Without what may be constant: deterministic sites, and sites without a free parameter. If a `postprocess_fn` has
+    given them other names, all that it gives.
+
+    :param parameters: of the last state, chains leading.
+    """
+    named = {name: draws[name] for name in parameters if name in draws} if isinstance(draws, Mapping) else {}
+    if not named:
+        return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(draws)}
+    free = {name: np.size(parameters[name]) // num_chains for name in named}
+    return by_coordinate(named, free, 2)
 
 
 def by_coordinate(values: Mapping[str, Any], free: Mapping[str, int], leading: int) -> dict[str, np.ndarray]:

@@ -109,8 +109,9 @@ def _numbers(column: Any, spec: ColumnSpec) -> tuple[np.ndarray, np.ndarray | No
     values = column.to_numpy(zero_copy_only=False)
     with np.errstate(all="ignore"):  # what is too large for the dtype is not told
         found = values.astype(spec.dtype, copy=missing is not None)
-    if values.dtype.kind in "iu" and found.dtype.itemsize < values.dtype.itemsize and found.dtype.kind in "iu":
-        too_large = found.astype(values.dtype) != values
+    if values.dtype.kind in "iu" and found.dtype.kind in "iu" and found.dtype != values.dtype:
+        fits = np.iinfo(found.dtype)
+        too_large = (values < fits.min) | (values > fits.max)
         if too_large.any():
             missing = too_large if missing is None else missing | too_large
     return found, missing

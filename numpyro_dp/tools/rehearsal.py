@@ -235,8 +235,22 @@ def _simulated(
         if argument not in bound.signature.parameters or site not in values:
             raise ValueError(f"outcomes={{{argument!r}: {site!r}}}: the model has no such argument, or no such site")
         given, drawn = bound.arguments.get(argument), np.asarray(values[site])
-        bound.arguments[argument] = drawn if given is None else drawn.astype(np.asarray(given).dtype)
+        bound.arguments[argument] = drawn if given is None else _as_given(argument, drawn, np.asarray(given).dtype)
     return bound.args, bound.kwargs, values
+
+
+def _as_given(argument: str, drawn: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Outcomes that were drawn, in the place of those that were given.
+
+    :raises ValueError: if they are others in that dtype.
+    """
+    found = drawn.astype(dtype)
+    if dtype.kind != "f" and not np.array_equal(found, drawn):
+        raise ValueError(
+            f"{argument!r} was given as {dtype}, and the model draws outcomes that are none of that: pass an array of "
+            "floats in its place, or None where the model takes that"
+        )
+    return found
 
 
 def _outcome_sites(model: Callable, bound: inspect.BoundArguments, trace: Mapping) -> dict[str, str]:

@@ -16,6 +16,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from numpyro_dp.model.arguments import argument_problems, is_streamed, name_leaves
 from numpyro_dp.model.outside import iterator_problems, read_outside
+from numpyro_dp.model.separable import saturated
 from numpyro_dp.model.tracing import array_constants, print_problems
 from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.privacy.clipping import require_correct_sums
@@ -143,7 +144,7 @@ def _as_arrays(per_row: Callable, rows: tuple, relation: str) -> tuple[Any, ...]
     if not rows or len({array.shape[0] for array in rows}) > 1:
         raise ValueError("the arrays in `rows` must have the same first axis, that of the rows")
     with np.errstate(all="ignore"):  # NumPy would warn of a value that is too large for single precision
-        return rows if table_of(rows) is not None else tuple(jnp.asarray(array) for array in rows)
+        return rows if table_of(rows) is not None else tuple(jnp.asarray(saturated(array)) for array in rows)
 
 
 def _check(bound: float, eps: float, delta: float | None, relation: str, num_rows: int) -> float:

@@ -327,6 +327,29 @@ def test_glm_of_persons_with_several_rows():
     assert "person" in mcmc.privacy.unit
 
 
+@pytest.mark.parametrize("formula", ["ill ~ age", "ill ~ age + (1 | person)"])
+def test_a_row_without_an_id_is_nobodys(formula):
+    """All of them together would be one more person."""
+    table = pd.DataFrame({"age": [30.0, 40.0] * 10, "ill": [0, 1] * 10, "person": [1.0, None] * 10})
+    model = FormulaModel(formula, "bernoulli", ranges={"age": (0, 100)}, unit="person")
+    with pytest.raises(ValueError, match="unit='person': some rows have no id there"):
+        model.arguments(table)
+
+
+def test_without_validation_what_is_not_public_says_nothing_either():
+    table = pd.DataFrame({"age": [30.0, 105.0, 40.0], "ill": [0, 1, 2]})
+    model = FormulaModel("ill ~ age", "bernoulli", ranges={"age": (0, 100)})
+    with numpyro.validation_enabled(False):
+        assert model.arguments(table)["observed"].tolist() == [True, False, False]
+
+
+def test_who_predicts_for_somebody_who_is_not_public_is_told():
+    model = FormulaModel("ill ~ age", "bernoulli", ranges={"age": (0, 100)})
+    with pytest.warns(UserWarning, match="2 of 3 rows have a missing value, or one that was not said to be public"):
+        found = model.arguments({"age": np.array([30.0, 105.0, np.nan])})
+    assert found["observed"].tolist() == [True, False, False]
+
+
 def test_an_unneeded_unit_is_still_the_unit():
     table = pd.DataFrame({"age": [30.0, 40.0] * 10, "ill": [0, 1] * 10, "person": np.repeat(np.arange(10), 2)})
     model = FormulaModel("ill ~ age", "bernoulli", ranges={"age": (0, 100)}, unit="person")

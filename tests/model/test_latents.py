@@ -308,6 +308,30 @@ def test_what_cannot_be_integrated_out(kind):
         DPKernel.separate(DPPenalty(model, eps=1.0, unit=changes.get("unit", "person")), args, {})
 
 
+def _mean_of_unit(person, x, y):
+    numbers = jax.ops.segment_sum(jnp.ones_like(x), person, P)
+    return x - (jax.ops.segment_sum(x, person, P) / jnp.maximum(numbers, 1))[person]
+
+
+def _row_before(person, x, y):
+    return x + jnp.concatenate([jnp.zeros(1), jnp.where(person[1:] == person[:-1], y[:-1], 0.0)])
+
+
+@pytest.mark.parametrize("mix", [_mean_of_unit, _row_before])
+def test_rows_of_a_unit_that_are_mixed(mix):
+    """Beside latents of units: rows of one unit differ, or nobody would see it."""
+
+    def model(person, x, y):
+        b, tau = numpyro.sample("b", dist.Normal(0, 1)), numpyro.sample("tau", dist.HalfNormal(1))
+        with numpyro.plate("persons", P):
+            u = numpyro.sample("u", dist.Normal(0, tau))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Normal(b * mix(person, x, y) + u[person], 1.0), obs=y)
+
+    with pytest.raises(UnsupportedModelError, match="rows are mixed"):
+        DPKernel.separate(DPPenalty(model, eps=1.0, unit="person"), (_codes, _x, _x), {})
+
+
 @pytest.mark.parametrize("lookup", [np.arange(30) % 5, np.arange(30) // 6, np.arange(30) // 3])
 def test_effects_of_groups_that_units_share_are_parameters(lookup):
     def model(school, y, groups):

@@ -28,6 +28,7 @@ from numpyro.infer import (
 )
 from numpyro.infer.util import constrain_fn, initialize_model, potential_energy
 
+from numpyro_dp import DPPenalty
 from numpyro_dp.model.arguments import UnsupportedModelError
 from numpyro_dp.model.separable import released_model
 from numpyro_dp.model.separate import separate
@@ -590,6 +591,57 @@ def test_rows_mixed_inside_the_model(kind):
             numpyro.sample("y", dist.Normal(_MIXING[kind](X) @ b, 1.0), obs=y)
 
     _assert_refused(model, "'y' is not a sum over rows", "do it beforehand with public constants")
+
+
+def _filled(kind, z):
+    known = {"NaN": ~jnp.isnan(z), "999": z != 999, "-9": z != -9, "none": jnp.isfinite(z)}[kind]
+    mean = jnp.sum(jnp.where(known, z, 0)) / jnp.maximum(known.sum(), 1)
+    return jnp.where(known, z, 0.5 if kind == "none" else mean)
+
+
+@pytest.mark.parametrize("kind", ["NaN", "999", "-9", "none"])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_missing_values_that_are_filled_from_other_rows(kind, dtype):
+    """Which of the few synthetic rows has one must not be left to chance, which goes by names."""
+
+    def model(z, y):
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        with numpyro.plate("rows", z.shape[0]):
+            numpyro.sample("y", dist.Normal(_filled(kind, z) * b, 1.0), obs=y)
+
+    args = X[:, 0].astype(dtype), y
+    if kind == "none" or (kind == "NaN" and dtype == np.int32):
+        assert separate(model, args)
+    else:
+        _assert_refused(model, "'y' is not a sum over rows", args=args)
+
+
+def test_a_parameter_that_is_fixed_stays_so_where_outcomes_are_drawn():
+    """Not drawn anew from its prior for each row: informations and expected counts would be those of another law."""
+
+    def free(X, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ b, sigma), obs=y)
+
+    def fixed(X, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ b, 0.1), obs=y)
+
+    z, words = jnp.array([0.3, -0.2, 0.1]), jnp.array([3, 4], jnp.uint32)
+    found = []
+    for model in (condition(free, {"sigma": 0.1}), fixed):
+        separated = separate(model, (X, y))
+        row = tuple(part[:1] for part in separated.rows((X, y), {}))
+        found.append(float(separated.drawn_log_density((X, y), {})(z, row, words)))
+        kernel = DPPenalty(model, eps=1.0, prepare=False)
+        kernel.separate((X, y), {})
+        drawn = trace(seed(kernel.model, 0)).get_trace(X, y)
+        assert not drawn["y"]["is_observed"]
+        assert "sigma" not in drawn or float(drawn["sigma"]["value"]) == pytest.approx(0.1)
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
 def test_table_as_a_matrix():

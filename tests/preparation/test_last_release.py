@@ -338,6 +338,10 @@ def test_the_less_the_noise_the_wider_the_bounds():
         # The first by rows times rho only, the second by rows times the root of rho.
         assert reference(size, 1e4, 0.1).multiples[0] == reference(size, 1e3, 1.0).multiples[0]
         assert reference(size, 1e4, 0.01).multiples[1] == reference(size, 1e3, 1.0).multiples[1]
+        # Tempered, a row counts for less, and so does the noise that hides it; the information's stays the same.
+        tempered = reference(size, 1e4, 0.1, power=0.1).multiples
+        assert tempered[0] == reference(size, 1e5, 0.1).multiples[0]
+        assert tempered[1] == reference(size, 1e4, 0.1).multiples[1]
 
 
 @pytest.mark.parametrize("size", [1, 4])

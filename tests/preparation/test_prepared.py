@@ -409,10 +409,17 @@ def test_a_posterior_is_that_of_the_prior_with_which_it_was_prepared(kernel, opt
 
     mcmc = MCMC(kernel(normal, eps=20.0, **options), num_warmup=2, num_samples=4, progress_bar=False)
     table = X[:, 0].astype(np.float32)
-    mcmc.run(jax.random.key(0), table, place=np.zeros(1))
-    mcmc.run(jax.random.key(1), table, place=np.zeros(1))
-    with pytest.raises(ValueError, match="prepared with another model or other public arguments"):
-        mcmc.run(jax.random.key(2), table, place=np.ones(1))
+    place = np.zeros(1)
+    mcmc.run(jax.random.key(0), table, place=place)
+    mcmc.run(jax.random.key(1), table, place=place)
+    draws, arguments = mcmc.get_samples(), mcmc._kwargs
+    place += 1  # also an array that was changed in place is another one
+    for other in (place, np.ones(1)):
+        with pytest.raises(ValueError, match="prepared with another model or other public arguments"):
+            mcmc.run(jax.random.key(2), table, place=other)
+    # Draws and arguments are still those of the run before, for ArviZ.
+    np.testing.assert_array_equal(mcmc.get_samples()["mean"], draws["mean"])
+    assert mcmc._kwargs is arguments
 
 
 def test_other_public_arguments_are_refused_or_used():

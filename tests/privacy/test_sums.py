@@ -295,3 +295,9 @@ def test_processes_that_share_a_table_cannot_each_draw_noise(monkeypatch):
     monkeypatch.setattr(type(shared), "is_fully_addressable", property(lambda self: False))
     with pytest.raises(ValueError, match="several processes share this table"):
         release_sum(lambda x: x, shared, bound=1.0, eps=1.0)
+
+
+def test_whole_numbers_of_64_bits_are_not_taken_modulo_32(without_noise):
+    when = np.array([3_000_000_000, 1_500_000_000, -3_000_000_000])
+    found = release_sum(lambda t: (t > 1_600_000_000) * 1.0, (when,), bound=1.0, eps=1.0)
+    assert found.value == pytest.approx(1.0, abs=1e-5)

@@ -217,6 +217,9 @@ def test_whole_numbers_that_do_not_fit_count_as_missing():
     values, counts = rows_of(some(k=pa.array([2**32 + 5, 7, None, -(2**40)]))["k"])
     assert counts.tolist() == [False, True, False, False]
     assert values[1] == 7
+    columns = pa.table({"u": pa.array([3_000_000_000, 7], pa.uint32()), "i": pa.array([1, 2], pa.int32())})
+    _, counts = rows_of(in_pieces(columns)[["u", "i"]])  # of one type, into which the first one does not fit
+    assert counts.tolist() == [False, True]
 
 
 def test_texts_that_nobody_has_named_say_what_to_do():

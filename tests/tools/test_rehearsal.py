@@ -52,6 +52,16 @@ def test_outcomes_are_those_of_the_model_at_the_truth():
     assert abs(np.mean(y * X[:, 0]) - np.mean(p * X[:, 0])) < 5 * np.sqrt(np.mean(p * (1 - p) * X[:, 0] ** 2) / N)
 
 
+def test_outcomes_are_not_cut_to_the_type_of_a_placeholder():
+    place = np.zeros(N, int)
+    with pytest.raises(ValueError, match="'score' was given as int64, and the model draws outcomes that are none"):
+        simulated(hierarchical, (GROUP, place), outcomes={"score": "obs"})
+    (_, scores), _, _ = simulated(hierarchical, (GROUP, place.astype(np.float32)), outcomes={"score": "obs"})
+    assert len(np.unique(scores)) == N
+    (_, y), _, _ = simulated(logistic, (X, np.zeros(N, bool)))
+    assert y.dtype == bool
+
+
 def test_truths_differ_from_table_to_table_and_outcomes_follow_them():
     values = [simulated(logistic, (X, None), seed=seed) for seed in range(2)]
     assert not np.array_equal(values[0][2]["b"], values[1][2]["b"])
