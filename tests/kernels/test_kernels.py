@@ -457,6 +457,17 @@ def test_budget_kept_for_a_second_run(make):
         mcmc.run(jax.random.key(2), X, y=Y)
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_one_key_in_an_array_is_one_key(number):
+    """NumPyro would take it for one chain's, whatever `num_chains` says."""
+    mcmc = MCMC(
+        penalty(eps=5.0), num_warmup=0, num_samples=3, num_chains=number, chain_method="vectorized", progress_bar=False
+    )
+    mcmc.run(jax.random.split(jax.random.key(0), 1), X, y=Y)
+    assert mcmc.get_samples(group_by_chain=True)["b"].shape[:2] == (number, 3)
+    assert mcmc.get_samples()["b"].ndim == 2
+
+
 @few_kernels
 def test_a_run_beyond_the_plan_is_refused_before_it_starts(make):
     with pytest.raises(PrivacyBudgetError, match=r"does not allow 2 chain\(s\) of 10 iterations"):

@@ -328,3 +328,9 @@ def test_a_prepared_chain_has_the_exact_posterior_on_raw_scales(kernel, options,
     assert (low - error < standard.var(0)).all()
     assert (standard.var(0) < high + error).all(), standard.var(0)
     assert Fund(kernel.ledger).left == 0
+
+
+def test_the_report_says_of_each_release_what_bounds_it():
+    """And not of all of them what bounds the jumps."""
+    kernel = DPBarker(model, eps=1.0, prepare=True)
+    assert "jumps" not in kernel.describe_clip("scales") + kernel.describe_clip("count")

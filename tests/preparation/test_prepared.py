@@ -21,7 +21,16 @@ from numpyro.distributions import constraints
 
 import numpyro_dp.chain.target
 import numpyro_dp.kernels.prepared
-from numpyro_dp import DPHMC, MCMC, DPExponentialFamily, DPPenalty, PosteriorWarning, Preparation, PrivacyBudgetError
+from numpyro_dp import (
+    DPHMC,
+    MCMC,
+    DPExponentialFamily,
+    DPPenalty,
+    PosteriorWarning,
+    Preparation,
+    PrivacyBudgetError,
+    to_arviz,
+)
 from numpyro_dp.preparation.fund import RESERVE
 from numpyro_dp.preparation.survey import Survey
 from numpyro_dp.preparation.verdict import Check, Mirror
@@ -438,6 +447,20 @@ def test_other_public_arguments_are_refused_or_used():
     except (ValueError, PrivacyBudgetError):
         return
     assert kernel.algorithm._log_prior(jnp.full(2, 5.0)) > at_its_own
+
+
+def test_a_verdict_is_about_the_draws_of_its_own_run():
+    """Also after the kernel has made better ones, for nothing; and of NumPyro's `MCMC`, which asks for no verdict."""
+    kernel = surrogate(num_iterations=2000, noise_seed=1)
+    short = run(kernel, num_samples=3)
+    before = short.privacy.posterior
+    assert before.reasons[-1].startswith("four draws at least")
+    long = run(kernel, num_warmup=50, num_samples=300)
+    assert not any("four draws" in reason for reason in long.privacy.posterior.reasons)
+    assert short.privacy.posterior == before
+    assert to_arviz(short).attrs["privacy_posterior_reasons"] == "; ".join(before.reasons)
+    stock = run(kernel, stock=True, num_samples=3)
+    assert "four draws at least" in to_arviz(stock).attrs["privacy_posterior_reasons"]
 
 
 @pytest.mark.nightly
