@@ -732,9 +732,14 @@ class DPKernel(MCMCKernel, Algorithm):
             named = self._settings.unit if isinstance(self._settings.unit, str) else None
             separated = separate(self._settings.model, args, kwargs, *options, named)
             if self._settings.unit is not None:
-                are_counted = self._settings.size_is_public
                 separated = group_rows(
-                    separated, self._settings.unit, args, kwargs, self._settings.max_rows_per_unit, are_counted
+                    separated,
+                    self._settings.unit,
+                    args,
+                    kwargs,
+                    self._settings.max_rows_per_unit,
+                    are_counted=self._settings.size_is_public,
+                    private_is_named=self._settings.private_args is not None,
                 )
             if separated.latents is not None:
                 separated = with_rule(separated, args, kwargs, self._public_size(separated))

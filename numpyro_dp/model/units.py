@@ -235,6 +235,7 @@ def group_rows(
     kwargs: dict,
     max_rows_per_unit: int | None = None,
     are_counted: bool = True,
+    private_is_named: bool = False,
 ) -> UnitModel:
     """The model with units in the place of rows.
 
@@ -242,6 +243,8 @@ def group_rows(
         so.
     :param max_rows_per_unit: makes it private which rows are whose; a unit's first so many rows count.
     :param are_counted: whether the number of units is public. If not, no refusal depends on it.
+    :param private_is_named: whether the user has said which arguments are private: then the others are meant to be
+        public.
     :raises ValueError: if `unit` says no such thing, or if public sizes differ too much.
     """
     column, is_private = _streamed_column(separated, unit, args, kwargs), max_rows_per_unit is not None
@@ -259,6 +262,8 @@ def group_rows(
         if units < 2:
             raise ValueError("unit says that all rows belong to one and the same: there is nobody to hide among")
         _require_own_latents(separated, unit, units)
+        if not private_is_named:
+            _require_no_table_of_units(separated, units)
     if not is_private and units * most > MOST_PADDING * rows:
         raise ValueError(
             f"the largest unit has {most} of {rows} rows, and the mean of the {units} units is {rows / units:.3g}: all "
@@ -294,6 +299,17 @@ def _require_own_latents(separated: SeparableModel, unit: Any, units: int) -> No
         f"Draw it in a plate, `with numpyro.plate('units', {units}):`, and pick `{found[0]}[{unit}]` with codes 0, 1, "
         "2, ... (`pandas.factorize(ids)[0]` makes them). Effects of other groups are parameters: fewer of them"
     )
+
+
+def _require_no_table_of_units(separated: SeparableModel, units: int) -> None:
+    """Refuse arguments that would be public and seem to hold what each unit is."""
+    for argument in separated.arguments:
+        if not argument.private and argument.shape and argument.shape[0] == units >= MANY_UNITS:
+            raise ValueError(
+                f"argument '{argument.name}' has one entry for each of the {units} units, and would be public. Give "
+                "each row its unit's, as a column, computed beforehand. If it is public, and as long by chance, list "
+                "the arguments that hold rows in `private_args`"
+            )
 
 
 def _require_members(separated: SeparableModel, unit: Any, units: int) -> None:

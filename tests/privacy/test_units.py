@@ -585,3 +585,19 @@ def test_names_of_units_are_left_out_and_what_names_none_is_left_alone():
     np.testing.assert_array_equal(without_names(np.array(["b", "a", "b"])), [0, 1, 0])
     for ids in (np.array([1.5, np.nan]), np.array([[3, 1], [3, 1]])):
         np.testing.assert_array_equal(without_names(ids), ids)
+
+
+def test_what_each_unit_is_is_no_public_argument():
+    """It would be kept, and a deterministic site could release it."""
+
+    def model(person, age, y):
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        numpyro.deterministic("mean", b * age)
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(b * age[person], 1), obs=y)
+
+    args = np.arange(180) % 60, np.linspace(-1, 1, 60).astype(np.float32), np.zeros(180, np.float32)
+    with pytest.raises(ValueError, match=r"argument 'age' has one entry for each of the 60 units.*private_args"):
+        DPHMC(model, eps=1.0, unit="person").separate(args, {})
+    public = DPHMC(model, eps=1.0, unit="person", private_args=["person", "y"]).separate(args, {})
+    assert [a.name for a in public.arguments if not a.private] == ["age"]
