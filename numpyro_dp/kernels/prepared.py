@@ -125,6 +125,7 @@ class PreparedKernel(DPKernel):
         self._chain: Chain | OwnChain | None = None
         self._public: list | None = None  # the public arguments that it was prepared with
         self._public_hash: str | None = ""  # of them, for whoever resumes a pickled kernel
+        self._prior_hash: str | None = None  # of the prior's density, which may read more than arguments
         self._result: Prepared | None = None
         self._prior_widths: dict[str, float] = {}
         self._uninformed: list[str] = []
@@ -322,6 +323,9 @@ class PreparedKernel(DPKernel):
         if self.preparation is None:
             return
         self._take_up(separated, public)
+        prior_hash = _hash_of_prior(separated, public)
+        if self._chain is not None and None not in (prior_hash, self._prior_hash) and prior_hash != self._prior_hash:
+            raise ValueError(_OTHER_PUBLIC)
         if self._chain is None:
             tell(self.announce, "preparing: reading the model")
             with _now():
@@ -335,7 +339,7 @@ class PreparedKernel(DPKernel):
                 self._prior_widths = _widths_of_prior(separated, public, begun.z_draws, begun.improper)
             self._result = prepared
             self._public = copied(public.leaves)
-            self._public_hash = _hash(self._public)
+            self._public_hash, self._prior_hash = _hash(self._public), prior_hash
         self._chain.num_warmup = getattr(self, "_num_warmup", 0)
 
     def _asked_by(self) -> list[tuple[str, Any]]:
@@ -729,6 +733,15 @@ def _hash(leaves: list) -> str | None:
         except Exception:  # of whatever kind: the preparation is paid for, and must not be lost over this
             return None
     return digest.hexdigest()
+
+
+def _hash_of_prior(separated: SeparableModel, public: PublicArguments) -> str | None:
+    """A model may also read variables around it; None where values are not known."""
+    if not public.at_hand:
+        return None
+    z = jax.eval_shape(separated.ravel, separated.prototype)
+    with jax.ensure_compile_time_eval():
+        return fingerprint([(separated.log_prior(public.args, public.kwargs), (z,))], ())
 
 
 def copied(leaves: list[Any]) -> list[Any]:

@@ -411,8 +411,10 @@ def test_a_surrogate_gives_any_number_of_draws_for_nothing():
 def test_a_posterior_is_that_of_the_prior_with_which_it_was_prepared(kernel, options):
     """A second run costs nothing, and must not draw from the first one's prior without a word."""
 
+    scale = 1.0
+
     def normal(y, place):
-        mean = numpyro.sample("mean", dist.Normal(place[0], 1))
+        mean = numpyro.sample("mean", dist.Normal(place[0], scale))
         with numpyro.plate("rows", y.shape[0]):
             numpyro.sample("y", dist.Normal(mean, 1), obs=y)
 
@@ -426,9 +428,14 @@ def test_a_posterior_is_that_of_the_prior_with_which_it_was_prepared(kernel, opt
     for other in (place, np.ones(1)):
         with pytest.raises(ValueError, match="prepared with another model or other public arguments"):
             mcmc.run(jax.random.key(2), table, place=other)
+    scale = 2.0  # the model reads it, too
+    with pytest.raises(ValueError, match="prepared with another model or other public arguments"):
+        mcmc.run(jax.random.key(2), table, place=np.zeros(1))
     # Draws and arguments are still those of the run before, for ArviZ.
     np.testing.assert_array_equal(mcmc.get_samples()["mean"], draws["mean"])
     assert mcmc._kwargs is arguments
+    scale = 1.0
+    mcmc.run(jax.random.key(1), table, place=np.zeros(1))
 
 
 def test_other_public_arguments_are_refused_or_used():
