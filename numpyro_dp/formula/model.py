@@ -299,7 +299,7 @@ class FormulaModel:
         range, not among the levels), or that the law cannot have, gets an outcome that no law has: it says nothing
         either, but noisy counts see it, and the posterior is not vouched for where there are many (where NumPyro
         validates values: before 0.22, or without validation, it is masked). Without an outcome ``observed`` tells of
-        both, and a warning says how many they are.
+        both, and a warning says that there are such rows.
 
         :param data: a pandas, Polars or Arrow table, or a mapping from names to arrays.
         :raises ValueError: if a column is missing or of another length, or if the outcome is of texts or
@@ -336,9 +336,9 @@ class FormulaModel:
         says_nothing = silent.missing if has_outcome and law_refuses() else silent.missing | silent.outside
         if not has_outcome and says_nothing.any():
             warnings.warn(
-                f"{int(says_nothing.sum())} of {num_rows} rows have a missing value, or one that was not said to be "
-                "public (outside of its range, not among the levels): what is predicted for them is for somebody in "
-                "the middle of the range, of the first level. The argument `observed` is False for them",
+                "some rows have a missing value, or one that was not said to be public (outside of its range, not "
+                "among the levels): what is predicted for them is for somebody in the middle of the range, of the "
+                "first level. The argument `observed` is False for them",
                 stacklevel=2,
             )
         found["observed"] = ~says_nothing

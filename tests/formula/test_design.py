@@ -566,7 +566,8 @@ def test_rows_with_missing_values_are_masked_and_those_with_others_have_no_outco
     np.testing.assert_array_equal(found["observed"], [False, True, True, True, False, True, True, True])
     np.testing.assert_array_equal(np.isnan(found["y"]), [False, True, True, True, False, True, False, False])
     assert np.isfinite(found["X"]).all()
-    without = model.arguments(table.drop(columns="y"))
+    with pytest.warns(UserWarning, match="some rows have a missing value"):
+        without = model.arguments(table.drop(columns="y"))
     assert "y" not in without
     np.testing.assert_array_equal(without["observed"], [False, False, False, False, False, False, True, True])
 
