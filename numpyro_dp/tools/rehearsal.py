@@ -213,7 +213,9 @@ def _simulated(
     kernel: DPKernel, key: jax.Array, args: tuple, kwargs: dict, truth: Mapping[str, Any], outcomes: Mapping | None
 ) -> tuple[tuple, dict, dict[str, jax.Array]]:
     """The arguments with outcomes drawn from the model, and the values of all sites."""
-    model = handlers.condition(kernel.model, {name: jnp.asarray(value) for name, value in truth.items()})
+    fixed = _fixed_parameters(kernel.settings.model, args, kwargs)
+    given = {name: jnp.asarray(value) for name, value in truth.items()}
+    model = handlers.condition(kernel.model, fixed | given)
     try:
         trace = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
     except NotImplementedError as error:
@@ -234,9 +236,24 @@ def _simulated(
     for argument, site in sites.items():
         if argument not in bound.signature.parameters or site not in values:
             raise ValueError(f"outcomes={{{argument!r}: {site!r}}}: the model has no such argument, or no such site")
-        given, drawn = bound.arguments.get(argument), np.asarray(values[site])
-        bound.arguments[argument] = drawn if given is None else _as_given(argument, drawn, np.asarray(given).dtype)
+        placeholder, drawn = bound.arguments.get(argument), np.asarray(values[site])
+        as_given = placeholder is not None
+        bound.arguments[argument] = _as_given(argument, drawn, np.asarray(placeholder).dtype) if as_given else drawn
     return bound.args, bound.kwargs, values
+
+
+def _observed(model: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """Observed sites of the model as it is, factors apart."""
+    trace = handlers.trace(handlers.seed(model, random.key(0))).get_trace(*args, **kwargs)
+    of_samples = ((name, site) for name, site in trace.items() if site["type"] == "sample")
+    return {n: s for n, s in of_samples if s["is_observed"] and not s["infer"].get("is_auxiliary")}
+
+
+def _fixed_parameters(model: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """Observed sites that hold no argument's values: nothing of the arguments is as long."""
+    lengths = {np.shape(leaf)[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)}
+    values = {name: site["value"] for name, site in _observed(model, args, kwargs).items()}
+    return {name: value for name, value in values.items() if not np.ndim(value) or np.shape(value)[0] not in lengths}
 
 
 def _as_given(argument: str, drawn: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -256,7 +273,7 @@ def _as_given(argument: str, drawn: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def _outcome_sites(model: Callable, bound: inspect.BoundArguments, trace: Mapping) -> dict[str, str]:
     """From argument to the observed site whose values it holds: the one of its name, or with these values."""
     bound.apply_defaults()
-    arguments = bound.arguments
+    arguments, fixed = bound.arguments, _fixed_parameters(model, bound.args, bound.kwargs)
     observed = handlers.trace(handlers.seed(model, random.key(0))).get_trace(*bound.args, **bound.kwargs)
     found = {}
     for name, site in observed.items():
@@ -264,7 +281,7 @@ def _outcome_sites(model: Callable, bound: inspect.BoundArguments, trace: Mappin
             continue
         if name in arguments and (site["is_observed"] or arguments[name] is None):
             found[name] = name
-        elif site["is_observed"]:
+        elif site["is_observed"] and name not in fixed:
             same = [argument for argument, value in arguments.items() if _equal(value, site["value"])]
             if len(same) != 1:
                 raise ValueError(

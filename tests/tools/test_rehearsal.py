@@ -6,6 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.handlers import condition
 
 import numpyro_dp.tools.rehearsal
 from numpyro_dp import DPHMC, DPPenalty, Preparation, PrivacyBudget, rehearse
@@ -50,6 +51,17 @@ def test_outcomes_are_those_of_the_model_at_the_truth():
     p = 1 / (1 + np.exp(-X @ truth["b"]))
     assert abs(y.mean() - p.mean()) < 5 * np.sqrt(np.mean(p * (1 - p)) / N)
     assert abs(np.mean(y * X[:, 0]) - np.mean(p * X[:, 0])) < 5 * np.sqrt(np.mean(p * (1 - p) * X[:, 0] ** 2) / N)
+
+
+def test_a_parameter_that_is_fixed_is_not_drawn():
+    def normal(x, y):
+        b, sigma = numpyro.sample("b", dist.Normal(0, 1)), numpyro.sample("sigma", dist.HalfNormal(100))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Normal(b * x, sigma), obs=y)
+
+    fixed = condition(normal, {"sigma": 1e-3})
+    (x, y), _, values = simulated(fixed, (X[:, 0], np.zeros(N, np.float32)))
+    np.testing.assert_allclose(y, values["b"] * x, atol=0.01)
 
 
 def test_outcomes_are_not_cut_to_the_type_of_a_placeholder():
