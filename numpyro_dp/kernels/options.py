@@ -25,7 +25,8 @@ class KernelOptions(TypedDict, total=False):
     :param init_strategy: NumPyro's; default ``init_to_median`` of the prior.
     :param row_plate: the plate whose members are protected. Default: that of the observed sites.
     :param private_args: names of the arguments that hold rows. Default: arrays as long as the row plate; where their
-        number is private (``"add_or_remove_one"``, `max_rows_per_unit`), all arrays.
+        number is private (``"add_or_remove_one"``, `max_rows_per_unit`), all arrays. Without it, an array with one
+        entry for each of 50 units or more is refused: it would be public.
     :param unit: whose each row is, if one person has many: integers, shape (n,), or the name of the model's argument
         that says so. What a unit's rows do together is clipped. Which rows are whose is public. See
         `numpyro_dp.model.units`.
