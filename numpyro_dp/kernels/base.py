@@ -747,7 +747,8 @@ class DPKernel(MCMCKernel, Algorithm):
             if separated.latents is not None:
                 separated = with_rule(separated, args, kwargs, self._public_size(separated))
                 self._doubts_of_latents = doubts_of_latents(separated, self._public_size(separated))
-            self._separated[_signature(args, kwargs)], self._outcomes = separated, separated.outcomes
+            self._separated[_signature(args, kwargs)] = separated
+            self._outcomes = separated.outcomes | (self._outcomes or frozenset())
         elif isinstance(self._settings.unit, str):
             separated.require_same(self._settings.unit, args, kwargs)
         self._see(separated, separated.public(args, kwargs), known is None)
