@@ -89,9 +89,11 @@ def decode(batch: Any, specs: Sequence[ColumnSpec]) -> tuple[tuple[np.ndarray, .
         columns = []
         for name in spec.names:
             values, missing = _VALUES[spec.kind](batch.column(name), spec)
-            if missing is not None and spec.fill is not None:
-                values[missing] = spec.fill
-            elif missing is not None:
+            if missing is not None and spec.fill is not None:  # a value that is none of the levels is not missing
+                absent, _ = _is_missing(batch.column(name), spec)
+                values[missing & absent] = spec.fill
+                missing = missing & ~absent
+            if missing is not None:
                 counts &= ~missing
             columns.append(values)
         arrays.append(np.stack(columns, 1) if spec.is_matrix else columns[0])

@@ -69,6 +69,10 @@ def test_missing_values():
     assert rows_of(table["x"])[1].tolist() == [True, False, True]  # NaN is a number that says nothing
     np.testing.assert_array_equal(rows_of(table["x"].fill(7.0))[0], [1, 7, 7])
     assert rows_of(table["x"].fill(7.0))[1].all()
+    # What is there, but is no level or does not fit, is not filled: `is_missing` would not say so.
+    values, counts = rows_of(some(sex=["m", None, "x"])["sex"].levels(["m", "f"]).fill(1))
+    assert (values.tolist()[:2], counts.tolist()) == ([0, 1], [True, True, False])
+    assert rows_of(some(k=pa.array([2**40, None, 3]))["k"].fill(5))[1].tolist() == [False, True, True]
     np.testing.assert_array_equal(rows_of(table["x"].is_missing())[0], [False, True, True])
     np.testing.assert_array_equal(rows_of(table["k"])[1], [False, True, True])
     np.testing.assert_array_equal(rows_of(table["k"].fill(-1))[0], [-1, 2, 3])
