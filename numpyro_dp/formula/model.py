@@ -333,9 +333,7 @@ class FormulaModel:
         found["X"] = silent.finite(_columns(self._design, coded, num_rows))
         if has_outcome:
             found["y"] = self._outcomes(table[self._outcome.column], silent)
-        says_nothing = (
-            silent.missing if has_outcome and self._has_density_nowhere() else silent.missing | silent.outside
-        )
+        says_nothing = silent.missing if has_outcome and self._refuses_outcomes() else silent.missing | silent.outside
         if not has_outcome and says_nothing.any():
             warnings.warn(
                 "some rows have a missing value, or one that was not said to be public (outside of its range, not "
@@ -363,7 +361,7 @@ class FormulaModel:
                 stacklevel=3,
             )
 
-    def _has_density_nowhere(self) -> bool:
+    def _refuses_outcomes(self) -> bool:
         """Whether what stands for an outcome that the law cannot have has no density: NaN never has."""
         has_levels = isinstance(self._public.get(self._outcome.column), Levels)
         return (not has_levels and math.isnan(CANNOT_BE.get(self._law.outcomes, -1))) or law_refuses()
