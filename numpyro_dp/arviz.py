@@ -59,10 +59,12 @@ def to_arviz(
         raise TypeError(
             f"to_arviz needs a run of a private kernel, got one of {type(kernel).__name__}; use az.from_numpyro"
         )
-    if not hasattr(mcmc, "privacy"):  # NumPyro's own, which asks nobody what the draws are worth
+    if hasattr(mcmc, "privacy"):
+        report = mcmc.privacy
+    else:  # NumPyro's own, which asks nobody what the draws are worth
         drawn = mcmc.get_samples(group_by_chain=True)
         kernel.judge(draws_of_parameters(drawn, mcmc.last_state.z, mcmc.num_chains))
-    report = getattr(mcmc, "privacy", kernel.privacy)
+        report = kernel.privacy
     stats: dict[str, Any] = dict(mcmc.get_extra_fields(group_by_chain=True))
     kept = _number_of_draws(stats.get("exhausted"))
     draws = _named_arrays(mcmc.get_samples(group_by_chain=True))

@@ -121,9 +121,9 @@ class MCMC(numpyro_mcmc.MCMC):
                 self._jit_model_args = jit_model_args or self.sampler.wants_table_as_argument(args, kwargs)
                 super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
                 jax.block_until_ready(self._last_state)
+            self._judged = None  # of draws that are replaced by now
             self.sampler.settle()
             if collects:
-                self._judged = None
                 self.sampler.judge(self._draws_of_parameters())
                 self._judged = self.sampler.privacy.posterior
         finally:
