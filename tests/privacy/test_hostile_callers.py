@@ -1,5 +1,6 @@
 """Classes of somebody else's in the place of ours: they say one thing when they are checked, and later another."""
 
+import contextlib
 import copy
 import dataclasses
 import math
@@ -128,6 +129,20 @@ def test_noise_of_a_seed_is_new_each_time():
     assert len(set(values)) == 3
     again = ledger_for(seed=0)
     assert values[0] == float(vault(ledger=again).ask(drawn(again), RowSum(lambda row: 0.0, 1.0)).value)
+
+
+def test_an_iteration_that_the_plan_does_not_have_gets_nothing():
+    """Also where releases of another one are left."""
+    ledger, of_each = Ledger(NoiseSource()), {"neighboring_relation": "replace_one", "num_chains": 1, "num_rows": N}
+    wanted = {"ratio": Wanted(lambda multiplier: (Gaussian(multiplier), Gaussian(2 * multiplier)), (2, 2))}
+    ledger.commit(plan_for_budget(eps=1.0, delta=1e-5, wanted=wanted, num_iterations=2, **of_each))
+    for iteration, allowed in ((0, True), (1, True), (2, False), (7, False)):
+        told = pytest.warns(RuntimeWarning, match="used up") if iteration == 2 else contextlib.nullcontext()
+        with told:
+            granted, drawn = ledger.grant({"ratio": Request(1, (1,))}, iteration, N, bytes([iteration]))
+        assert granted == allowed
+        assert drawn["ratio"].noise.any() == allowed
+    assert ledger.spent() == {"ratio": (1, 1)}
 
 
 def test_whoever_changes_a_plan_that_was_handed_out_changes_no_ledger():
