@@ -19,12 +19,8 @@ CENTRE_DRAWS = 8
 CENTRE_STEPS = 3
 """In which the equation for what is given back is solved. Of 400,000 rows one leaves a scale 7.5 standard deviations
 off, three .7."""
-_FAR = 2.5
+_FAR = 3.0
 """A gradient so many times as long as the longest of the outcomes that the model draws for its row is outlying."""
-LEAST_OUTLYING = -1 / CENTRE_DRAWS
-"""What a row adds to the count of outlying ones, if another of the nine is, which are alike if the model holds; at most
-it is 1. So where the number of rows is public, the middle of the two is taken off each row, and noise hides half of
-their distance."""
 FEW = 0.45
 """Where the model expects more often than this that a row is longer than some edge, that is due to its covariates: it
 adds nothing to the count of long rows beyond that edge."""
@@ -80,7 +76,9 @@ class RowScores(NamedTuple):
     :ivar unclipped: the same for a score that is not clipped.
     :ivar square: what the model expects of the square of the clipped score's norm.
     :ivar clipped: whether the clip shortens the score, as 0 or 1, less how likely the model says that is, if it does.
-    :ivar outlying: the same of whether the gradient is clipped, and far longer than those of the model's outcomes.
+        Where the model says so, rows that are outlying do not count here.
+    :ivar outlying: the same of whether the gradient is clipped, and far longer than those of the model's outcomes. It
+        is above 0 if the row is.
     """
 
     score: jax.Array
@@ -181,12 +179,14 @@ def centred_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number:
     order = jnp.sort(norms)
     others = jnp.where(norms == order[-1], order[-2], order[-1])  # the longest of the others
     outlying = clipped * (norms > _FAR * others)
+    # Each of the nine may be the outlying one, so without all of them what is expected is still 0.
+    within = clipped * (1 - jnp.max(outlying))
     return RowScores(
         own + jnp.mean(lost, 0),
         (drawn * factors[:, None]).T @ drawn / CENTRE_DRAWS,
         drawn.T @ drawn / CENTRE_DRAWS,
         jnp.mean((factors * _norms(moved)) ** 2),
-        clipped[0] - jnp.mean(clipped[1:]),
+        within[0] - jnp.mean(within[1:]),
         outlying[0] - jnp.mean(outlying[1:]),
     )
 
@@ -258,13 +258,14 @@ def _scores_by_outcome(cut: Cut, frame: Frame, bound: jax.Array, row: tuple) -> 
     surprising = 1 / (1 + CENTRE_DRAWS)
     is_clipped = jnp.where(is_finite, jnp.linalg.norm(own + shift) > bound, True).astype(own.dtype)
     is_outlying = jnp.where(is_finite, is_clipped * (of_own < surprising), 1)
+    are_clipped, are_outlying = lengths > bound, (rarity < surprising) & (lengths > bound)
     return RowScores(
         own + shift,
         (gradients * (chances * factors)[:, None]).T @ gradients,
         (gradients * chances[:, None]).T @ gradients,
         chances @ (factors * lengths) ** 2,
-        is_clipped - chances @ (lengths > bound),
-        is_outlying - chances @ ((rarity < surprising) & (lengths > bound)),
+        is_clipped - is_outlying - chances @ (are_clipped & ~are_outlying),
+        is_outlying - chances @ are_outlying,
     )
 
 

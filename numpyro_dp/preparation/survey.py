@@ -21,7 +21,6 @@ from numpyro_dp.preparation.information import answered, matrix_of, vector_of, w
 from numpyro_dp.preparation.row_scores import (
     CENTRE_DRAWS,
     FEW,
-    LEAST_OUTLYING,
     RowScores,
     centred_scores,
     clip_norm,
@@ -36,8 +35,9 @@ from numpyro_dp.privacy.draws import Draw
 from numpyro_dp.privacy.isolation import RowsMeetError, alone, describe_hazard
 from numpyro_dp.privacy.release import Grid, Released
 
-_LIGHT = 0.5
-"""Weight of the other parts of the last look, beside the counts of clipped and of outlying rows."""
+_LIGHT, _OUTLYING = 0.5, 2.5
+"""Weights of parts of the last look, beside the count of clipped rows. A row that is outlying adds nothing to the other
+parts, so the count of such rows can be a large part of the look, and hardly raises its norm."""
 _REACH = 0.5
 """So far from the centre gradients are compared that a typical row's log density changes by this on the way. With n
 rows the sum is curved on a scale of sqrt(n) standard deviations, and the farther, the less noise."""
@@ -50,6 +50,9 @@ SCALE_GRID, RARE_GRID = Grid(2.0, 6), Grid(2.0, 5)
 BOUND_GRID = Grid(2.0**0.5, 7)
 LAST_BOUND_GRID = Grid(2.0**0.5, 4)
 CURVE_GRID = Grid(2.0, 5)
+_OFF_OUTLYING = (1 - (1 + 3 * _LIGHT**2) / _OUTLYING**2) / 2
+"""Taken off each row's part in the count of outlying ones. With it an outlying row, which adds that alone, is no longer
+than one that is not: clipped, and with light parts (a square, its surplus, distances) of norm `_LIGHT` each."""
 _LONG_ROWS_MIDDLE, _LONG_ROWS_HALF = (1 - FEW) / 2, (1 + FEW) / 2
 """What is taken off a row's part in these counts, between ``-FEW`` and 1, and how far that then is from 0 at most."""
 
@@ -87,24 +90,24 @@ class Fit(NamedTuple):
     """What the last look at the rows released: whether they are as the surrogate says. Sums over rows.
 
     :ivar clipped: rows whose gradient was clipped, less those that the model expects, if it tells.
-    :ivar outlying: of these, rows whose gradient is far longer than those of outcomes that the model draws for them,
-        less those that the model expects.
-    :ivar square: of the norms of the clipped gradients, where they are centred shortened as in a release.
-    :ivar surplus: that, less what the model expects; None where no model tells.
     :ivar curve: at each of the points, by how much the log likelihood is above the quadratic of its tangent and of the
-        information at 0, nothing of which is clipped; tempered, shape (k,).
-    :ivar clipped_scale, outlying_scale, square_scale, curve_scale: standard deviations of the noise.
+        information at 0, nothing of which is clipped; tempered, shape (k,). Without outlying rows.
+    :ivar outlying: of the clipped rows, those whose gradient is far longer than those of outcomes that the model draws
+        for them, less those that the model expects. This and what follows is 0 where no model tells.
+    :ivar square: of the norms of the clipped gradients, shortened as in a release.
+    :ivar surplus: that, less what the model expects.
+    :ivar clipped_scale, curve_scale, outlying_scale, square_scale: standard deviations of the noise.
     """
 
     clipped: float
     clipped_scale: float
-    outlying: float
-    outlying_scale: float
-    square: float
-    square_scale: float
-    surplus: float | None
     curve: np.ndarray
     curve_scale: float
+    outlying: float = 0.0
+    outlying_scale: float = 0.0
+    square: float = 0.0
+    square_scale: float = 0.0
+    surplus: float = 0.0
 
 
 def is_centred(cut: Cut, target: PrivateTarget) -> bool:
@@ -205,6 +208,10 @@ class Survey:
         """How many numbers `derivatives` releases at once."""
         return self.size + (1 + self.has_kinks) * self.size * (self.size + 1) // 2
 
+    def fit_numbers(self, num_points: int) -> int:
+        """How many numbers `fit` releases at once."""
+        return num_points + (4 if self.centres else 1)
+
     def count(self, draw: Draw) -> float:
         """How many rows there are, with noise."""
         return float(self._count(self._target, draw))
@@ -271,11 +278,13 @@ class Survey:
     def unclipped_trace(self, draw: Draw, frame: Frame, largest: float) -> float:
         """Trace of the information that the rows would have if no gradient were clipped, tempered; with noise.
 
+        Asked for where gradients are centred, so the number of rows is public.
+
         :param largest: what one row counts for at most.
         """
         bound = jnp.asarray(jnp.inf, self.dtype)
         found = self._unclipped_trace(self._target, draw, self._cast(frame), bound, jnp.asarray(largest, self.dtype))
-        return self.power * largest * float(found.value)
+        return self.power * largest * (float(found.value) + self._target.num_rows / 2)
 
     def long_rows(self, draw: Draw, frame: Frame, edges: np.ndarray) -> tuple[np.ndarray, float]:
         """How many rows' gradients are longer than each edge, less those that the model expects; where that tells.
@@ -320,22 +329,24 @@ class Survey:
         numbers = (jnp.asarray(x, self.dtype) for x in (*bounds, points, smallest, threshold, answer))
         found, largest = self._fit(self._target, search, draw, self._cast(frame), *numbers)
         value, scale = np.asarray(found.value, float), float(found.scale)
-        light = value / _LIGHT, scale / _LIGHT
+        light, light_scale = value[1:] / _LIGHT, scale / _LIGHT
         unit = self.power * float(largest) * math.sqrt(len(points))
         # What was taken off each row, where their number is public.
         rows = self._target.num_rows if self._target.has_public_size else 0
-        square = bound**2 * (light[0][2] + rows) / 2
-        middle, half = _middle_and_half(self._target)
+        if not self.centres:
+            return Fit(value[0] + rows / 2, scale, unit * light, unit * light_scale)
+        outlying = value[-1] / _OUTLYING + _OFF_OUTLYING * rows
+        outlying_scale = scale / _OUTLYING
         return Fit(
-            clipped=value[0],
-            clipped_scale=scale,
-            outlying=half * value[1] + middle * rows,
-            outlying_scale=half * scale,
-            square=square,
-            square_scale=bound**2 * light[1] / 2,
-            surplus=bound**2 * light[0][3] if self.centres else None,
-            curve=unit * light[0][4:],
-            curve_scale=unit * light[1],
+            clipped=value[0] + outlying,
+            clipped_scale=math.hypot(scale, outlying_scale),
+            curve=unit * light[2:-1],
+            curve_scale=unit * light_scale,
+            outlying=outlying,
+            outlying_scale=outlying_scale,
+            square=bound**2 * (light[0] + rows) / 2,
+            square_scale=bound**2 * light_scale / 2,
+            surplus=bound**2 * light[1],
         )
 
     def slope(self, draws: Draw, frame: Frame, pairs: np.ndarray, grid: Grid, smallest: float, thr: float) -> float:
@@ -443,9 +454,9 @@ class Survey:
         scores = self._row_scores(frame, bound)
 
         def share(row: tuple) -> jax.Array:
-            return jnp.clip(jnp.nan_to_num(jnp.trace(scores(row).unclipped) / largest, posinf=0.0), 0, 1)
+            return jnp.clip(jnp.nan_to_num(jnp.trace(scores(row).unclipped) / largest, posinf=0.0), 0, 1) - 0.5
 
-        return self._numbered(target).release_sum(draw, share, ROOM, may_loop=self.centres)
+        return self._numbered(target).release_sum(draw, share, 0.5 * ROOM, may_loop=self.centres)
 
     def _sum_long_rows(self, target, draw, frame, edges) -> Released:
         k = edges.shape[0] - 1
@@ -470,8 +481,7 @@ class Survey:
     def _sum_fit(
         self, target, search, draw, frame, bound, information, points, smallest, threshold, answer
     ) -> tuple[Released, jax.Array]:
-        centre = 1.0 if target.has_public_size else 0.0
-        middle, half = _middle_and_half(target)
+        middle = 0.5 if target.has_public_size else 0.0
         target, scores = self._numbered(target), self._row_scores(frame, bound)
 
         def beyond(row: tuple, found: RowScores) -> jax.Array:
@@ -487,19 +497,20 @@ class Survey:
 
         def seen(row: tuple) -> jax.Array:
             found = scores(row)
-            distances = beyond(row, found)
-            clipped = self._weighted(found, bound, information)
-            square = 2 * jnp.sum((clipped / bound) ** 2) - centre
-            surplus = jnp.sum(clipped**2) - found.square * self._weight(found, information) ** 2
-            surplus = surplus / bound**2 if self.centres else jnp.zeros_like(surplus)
-            excesses = jnp.clip(jnp.nan_to_num(jnp.stack([found.clipped, surplus])), -1, 1)
-            light = [square[None], excesses[1:], clip_norm(distances, largest) / largest]
-            light = [_LIGHT * part for part in light]
-            outlying = (jnp.nan_to_num(found.outlying) - middle) / half
-            return jnp.concatenate([excesses[:1], outlying[None], *light])
+            distances = clip_norm(beyond(row, found), largest) / largest
+            if not self.centres:
+                return jnp.append(found.clipped - middle, _LIGHT * distances)
+            score = self._weighted(found, bound, information) / bound
+            square = jnp.sum(score**2)
+            expected = found.square * (self._weight(found, information) / bound) ** 2
+            surplus = jnp.clip(jnp.nan_to_num(square - expected), -1, 1)
+            clipped, outlying = jnp.nan_to_num(found.clipped), jnp.nan_to_num(found.outlying)
+            others = [clipped, _LIGHT * (2 * square - 1), _LIGHT * surplus, *_LIGHT * distances]
+            kept = jnp.where(outlying > 0, 0, jnp.stack(others))
+            return jnp.append(kept, _OUTLYING * (outlying - _OFF_OUTLYING))
 
-        norm = math.sqrt(2 + _LIGHT**2 * ((2 if centre else 5) + self.centres)) * ROOM
-        found = target.release_sum(draw, seen, norm, width, may_loop=self.centres)
+        norm = _OUTLYING * (1 - _OFF_OUTLYING) if self.centres else math.hypot(1 - middle, _LIGHT)
+        found = target.release_sum(draw, seen, norm * ROOM, width, may_loop=self.centres)
         # A row's distances have a norm of at most 1 here: `Survey.fit` puts them in their units.
         return found, largest / math.sqrt(points.shape[0])
 
@@ -512,8 +523,3 @@ class Survey:
             return jnp.sqrt(jnp.mean(((found[:, 1] - found[:, 0]) / distances) ** 2))[None]
 
         return target.find_bounds(draws, root_mean_square, grid, smallest, thr, flat.size)[0]
-
-
-def _middle_and_half(target: PrivateTarget) -> tuple[float, float]:
-    """What is taken off a row's part in the count of outlying ones, and how far that then is from 0 at most."""
-    return ((1 + LEAST_OUTLYING) / 2, (1 - LEAST_OUTLYING) / 2) if target.has_public_size else (0.0, 1.0)

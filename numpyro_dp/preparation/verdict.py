@@ -30,7 +30,9 @@ _BOUND_SHARE = 0.3
 """Of that, for a bound of the rows' distances from their tangents."""
 _POINTS = 4  # pairs of them
 _LEAST_VARIANCE, _MOST_VARIANCE = 0.3, 3.0
-_OF_SAMPLING = 0.2  # standard deviation of whether a row is outlying, if it is one of nine that are alike
+_OF_SAMPLING = 0.12
+"""Standard deviation of whether a row is outlying, less how many of eight others are, if the nine are alike and their
+law has tails as long as an exponential one."""
 
 
 class Check(NamedTuple):
@@ -99,7 +101,8 @@ def check(
     half = np.random.default_rng(0).standard_normal((_POINTS, m))
     points = np.concatenate([half, -half])
     draws = fund.ask(
-        fit_bound=Wish(of_bound, CURVE_GRID.num_counts, (1,)), fit=Wish(rho - of_bound, 1, (4 + 2 * _POINTS,))
+        fit_bound=Wish(of_bound, CURVE_GRID.num_counts, (1,)),
+        fit=Wish(rho - of_bound, 1, (survey.fit_numbers(len(points)),)),
     )
     typical = m / (survey.power * n)
     # Where few rows are far from their tangent (kinks), a bound that many exceed would hide them.
@@ -123,7 +126,7 @@ def check(
         clipped_noise=fit.clipped_scale / n,
         outlying_noise=math.hypot(fit.outlying_scale / n, _OF_SAMPLING / (room * math.sqrt(n))),
         variance=variance,
-        varied=_varied(fit),
+        varied=_varied(fit) if survey.centres else None,
         curve=fit.curve,
         curve_noise=fit.curve_scale,
         width=_width(surrogate, precision, frame),
@@ -159,10 +162,8 @@ def _variance(survey: Survey, fit: Fit, surrogate: Surrogate, frame: Frame) -> f
     return float(np.clip(weight * ratio + (1 - weight), _LEAST_VARIANCE, _MOST_VARIANCE))
 
 
-def _varied(fit: Fit) -> float | None:
+def _varied(fit: Fit) -> float:
     """`Check.varied`. The surplus has twice the noise of the square."""
-    if fit.surplus is None:
-        return None
     return (fit.square - (fit.square - fit.surplus) / 2) / (math.sqrt(5) / 2 * fit.square_scale)
 
 

@@ -223,14 +223,17 @@ class Parabola:
         return Fit(
             clipped=scale * noise[0],
             clipped_scale=scale,
+            curve=curve * noise[4:],
+            curve_scale=curve,
             outlying=scale * noise[1],
             outlying_scale=scale,
             square=np.trace(information) + score @ score / self.n + square * noise[2],
             square_scale=square,
-            surplus=2 * square * noise[3] if self.centres else None,
-            curve=curve * noise[4:],
-            curve_scale=curve,
+            surplus=2 * square * noise[3],
         )
+
+    def fit_numbers(self, num_points):
+        return 4 + num_points
 
 
 def fund_of(rho):

@@ -19,7 +19,7 @@ import numpyro_dp.chain.target
 import numpyro_dp.privacy.clipping
 from numpyro_dp.chain.target import ROOM, PrivateTarget
 from numpyro_dp.preparation.search import LINE
-from numpyro_dp.preparation.survey import _LIGHT, BOUND_GRID, CURVE_GRID, LAST_BOUND_GRID, SCALE_GRID, Bounds
+from numpyro_dp.preparation.survey import _LIGHT, _OUTLYING, BOUND_GRID, CURVE_GRID, LAST_BOUND_GRID, SCALE_GRID, Bounds
 from numpyro_dp.privacy.clipping import GRID, sensitivity_steps
 from numpyro_dp.privacy.release import Grid, Released
 from tests.helpers.surveys import (
@@ -84,6 +84,15 @@ def recorded():
         yield sums
 
 
+def in_noises(fit):
+    """What a look at the fit released, each number over the standard deviation of its noise."""
+    counted, noise = fit.clipped - fit.outlying, math.sqrt(fit.clipped_scale**2 - fit.outlying_scale**2)
+    found = [counted / noise, *fit.curve / fit.curve_scale]
+    if fit.outlying_scale:
+        found += [fit.outlying / fit.outlying_scale, fit.square / fit.square_scale, fit.surplus / fit.square_scale / 2]
+    return np.array(found)
+
+
 def ask_everything(survey, bounds, up):
     """One release of each kind. Noise leads the searches the same way, whatever the rows say.
 
@@ -105,22 +114,16 @@ def ask_everything(survey, bounds, up):
     gains, gains_scale = survey.gains(draw(len(ENDS)), FRAME.center, ENDS, bounds[0] * LINE)
     for least in bounds if survey.centres else ():
         survey.long_rows(draw(3), FRAME, least * 2.0 ** np.arange(4))
-    fit = survey.fit(led(CURVE_GRID), draw(4 + len(POINTS)), FRAME, Bounds(*bounds), POINTS, 2.0**-12, 2.0)
+    fit = survey.fit(
+        led(CURVE_GRID), draw(survey.fit_numbers(len(POINTS))), FRAME, Bounds(*bounds), POINTS, 2.0**-12, 2.0
+    )
     survey.slope(led(SLOPE_GRID), FRAME, PAIRS, SLOPE_GRID, 2.0**-6, 1.0)
     jax.effects_barrier()
     packed = np.append(np.diag(found.information), found.information[np.tril_indices(M, -1)] * math.sqrt(2))
     return [
         np.append(found.score / found.score_scale, packed / found.information_scale),
         gains / gains_scale,
-        np.array(
-            [
-                fit.clipped / fit.clipped_scale,
-                fit.outlying / fit.outlying_scale,
-                fit.square / fit.square_scale,
-                (fit.surplus or 0.0) / fit.square_scale / 2,
-                *fit.curve / fit.curve_scale,
-            ]
-        ),
+        in_noises(fit),
     ]
 
 
@@ -223,10 +226,9 @@ def test_a_private_number_of_rows_is_nowhere_used():
         survey = survey_of(rows_near(), log_normal, "add_or_remove_one")
         survey._target.num_rows = num_rows
         bounds = survey.bounds(searches(BOUND_GRID.num_counts, 2), FRAME, np.array([2.0**-30, 2.0**-26]), 1.5)
-        fit = survey.fit(
-            searches(CURVE_GRID.num_counts), draw(4 + len(POINTS)), FRAME, Bounds(0.3, 1.0), POINTS, 2.0**-12, 2.0
-        )
-        found.append([*bounds, fit.square, *fit.curve])
+        draws = searches(CURVE_GRID.num_counts), draw(survey.fit_numbers(len(POINTS)))
+        fit = survey.fit(*draws, FRAME, Bounds(0.3, 1.0), POINTS, 2.0**-12, 2.0)
+        found.append([*bounds, fit.clipped, *fit.curve])
     np.testing.assert_array_equal(*found)
 
 
@@ -324,18 +326,28 @@ def test_a_row_has_the_norm_that_is_claimed(density, relation, smooth, by_row):
     for least in (1e-6, 0.3, 1e3) if survey.centres else ():
         found = long_rows(target, None, frame, jnp.asarray(least * 2.0 ** np.arange(4), survey.dtype))
         require(found, math.sqrt(3))
+    trace = target.program(survey._sum_unclipped_trace)
+    for most in (1e-3, 1e6) if survey.centres else ():
+        found = trace(target, None, frame, math.inf, most)
+        assert require(found._replace(value=found.value[:, None]), 0.5) == 1
     fit = target.program(survey._sum_fit)
     for bound in (1e-6, 0.3, 1e3):
         for smallest in (1e-9, 0.1, 1e6):
             points = jnp.asarray(POINTS, survey.dtype)
             found, _ = fit(target, None, None, frame, bound, 1e9, points, smallest, 1.0, 1.0)
-            # Outlying by 1, clipped by 1, a square of 1, or 2 where it cannot be centred, a surplus of 1, and distances
-            # of norm 1.
-            square = 1 if relation == "replace_one" else 4
-            reached = require(found, math.sqrt(2 + _LIGHT**2 * (square + 1 + survey.centres)))
-            if bound < 1 and smallest < 1:  # the parts that need no luck with the draws
-                assert norms(found.value[:, 2:]).max() > 0.99 * _LIGHT * math.sqrt(square + 1)
-                assert relation != "replace_one" or float(found.value[:, 1].max()) == 1
+            if survey.centres:
+                # Clipped by 1, a square, a surplus and distances of norm 1; or outlying by 1.
+                light = 3 * _LIGHT**2
+                off = 0.5 - (1 + light) / (2 * _OUTLYING**2)
+                require(found, math.hypot(_OUTLYING * off, math.sqrt(1 + light)))
+                alone = found.value[:, -1] > 0
+                assert not found.value[alone, :-1].any()
+                assert float(found.value[:, -1].max()) == pytest.approx(_OUTLYING * (1 - off))
+            else:
+                # Clipped, which is centred where the number of rows is public, and distances of norm 1.
+                clip = 0.5 if relation == "replace_one" else 1
+                reached = require(found, math.hypot(clip, _LIGHT))
+                assert reached > 0.99 or bound > 1 or smallest > 1
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
@@ -351,15 +363,15 @@ def test_rows_that_say_nothing_usable_contribute_nothing_to_the_derivatives(rela
     assert not values[is_nan].any()
 
 
-def test_the_squares_of_a_fit_are_centred_where_the_number_of_rows_is_public_only(by_row):
-    """So that its norm is smaller by the root of 2; added back, the centre would tell the number of rows."""
+def test_the_clipped_rows_of_a_fit_are_centred_where_the_number_of_rows_is_public_only(by_row):
+    """So that its norm is smaller; added back, the centre would tell the number of rows."""
     quiet = np.zeros((4, M)), np.ones(4)
-    for relation, expected in (("replace_one", -1.0), ("add_or_remove_one", 0.0)):
-        survey = survey_of(quiet, linear, relation)
+    for relation, expected in (("replace_one", -0.5), ("add_or_remove_one", 0.0)):
+        survey = survey_of(quiet, logistic, relation, can_draw=False)
         points = jnp.asarray(POINTS, survey.dtype)
         fit = survey._target.program(survey._sum_fit)
         found, _ = fit(survey._target, None, None, survey._cast(FRAME), 0.3, 1.0, points, 0.1, 1.0, 1.0)
-        np.testing.assert_allclose(np.asarray(found.value)[:, 2], _LIGHT * expected)
+        np.testing.assert_allclose(np.asarray(found.value)[:, 0], expected)
 
 
 @pytest.mark.parametrize("can_draw", some_every_day([True, False], [False]))
@@ -378,6 +390,7 @@ def test_only_samplers_may_loop(can_draw, monkeypatch):
     survey = survey_of(table(40), can_draw=can_draw)
     survey.bounds(searches(BOUND_GRID.num_counts, 2), FRAME, np.array([1e-3, 1e-6]), 2.0)
     survey.derivatives(of_derivatives(), FRAME, Bounds(0.3, 0.1), SHARE, 300)
-    survey.fit(searches(CURVE_GRID.num_counts), draw(4 + len(POINTS)), FRAME, Bounds(0.3, 1.0), POINTS, 2.0**-12, 2.0)
+    draws = searches(CURVE_GRID.num_counts), draw(survey.fit_numbers(len(POINTS)))
+    survey.fit(*draws, FRAME, Bounds(0.3, 1.0), POINTS, 2.0**-12, 2.0)
     assert [name for name, _ in asked] == ["find_bounds", "release_sum", "find_bounds", "release_sum"]
     assert {may_loop for _, may_loop in asked} == {can_draw}

@@ -161,7 +161,7 @@ def test_where_there_are_kinks_the_information_is_as_large_as_the_gradients_fall
 def test_a_fit_is_beside_a_quadratic_as_curved_as_the_answer_says(answer, x64):
     """Of rows with kinks: less of the gradients' squares."""
     kinked = survey_of((X, Y), logistic, can_draw=False, is_smooth=False)
-    draws = searches(CURVE_GRID.num_counts), draw(4 + len(POINTS), multiplier=1e-3)
+    draws = searches(CURVE_GRID.num_counts), draw(kinked.fit_numbers(len(POINTS)), multiplier=1e-3)
     found = kinked.fit(*draws, FRAME, Bounds(50.0, 1e9), POINTS, 2.0**10, 0.5, answer)
     gradients, _ = derivatives_by_hand(X, Y)
     here = log_density_by_hand(FRAME.center)
@@ -471,13 +471,13 @@ def test_slopes_are_quantiles_of_root_mean_squares(x64):
 
 
 def look(survey, frame, bound, points, smallest, threshold):
-    draws = searches(CURVE_GRID.num_counts), draw(4 + len(points))
+    draws = searches(CURVE_GRID.num_counts), draw(survey.fit_numbers(len(points)))
     return survey.fit(*draws, frame, Bounds(bound, 1e9), points, smallest, threshold)
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("threshold", [0.5, 100.0], ids=["loose", "tight"])
-def test_a_fit_is_of_sums_over_clipped_rows(threshold, relation, x64):
+def test_a_fit_is_of_sums_over_rows(threshold, relation, x64):
     gradients, informations = derivatives_by_hand(X, Y)
     here, bound = log_density_by_hand(FRAME.center), 0.4
     beyond = np.stack(
@@ -489,19 +489,14 @@ def test_a_fit_is_of_sums_over_clipped_rows(threshold, relation, x64):
     )
     largest = on_grid(np.linalg.norm(beyond, axis=1), CURVE_GRID, 2.0**-12, threshold)
     found = look(survey(relation), FRAME, bound, POINTS, 2.0**-12, threshold)
-    squares = np.sum(clipped(gradients, bound) ** 2)
     np.testing.assert_allclose(found.curve, POWER * clipped(beyond, largest).sum(0), rtol=1e-4, atol=1e-3)
-    assert found.square == pytest.approx(squares, rel=1e-4)
-    assert found.surplus is None
     assert found.clipped == pytest.approx(np.sum(np.linalg.norm(gradients, axis=1) > bound), abs=1e-3)
-    assert found.outlying == pytest.approx(0, abs=1e-3)  # no model says how many to expect
-    sensitivity, square = {"replace_one": (2, 1), "add_or_remove_one": (1, 4)}[relation]
-    norm = sensitivity * MULTIPLIER * math.sqrt(2 + _LIGHT**2 * (square + 1))
-    scales = [found.outlying_scale, found.clipped_scale, found.square_scale, found.curve_scale]
-    # Where n is public, a row adds to the count of outlying ones what lies within 9/16 of a middle.
-    half = {"replace_one": (1 + 1 / CENTRE_DRAWS) / 2, "add_or_remove_one": 1}[relation]
-    expected = norm * np.array([half, 1, bound**2 / 2 / _LIGHT, POWER * largest / _LIGHT])
-    np.testing.assert_allclose(scales, expected, rtol=2e-3)
+    assert (found.outlying, found.square, found.surplus) == (0, 0, 0)  # no model says how many to expect
+    # Where n is public, a row adds to the count of clipped ones what lies within 1/2 of a middle.
+    sensitivity, clip = {"replace_one": (2, 0.5), "add_or_remove_one": (1, 1)}[relation]
+    noise = sensitivity * MULTIPLIER * math.hypot(clip, _LIGHT)
+    expected = noise * np.array([1, POWER * largest / _LIGHT])
+    np.testing.assert_allclose([found.clipped_scale, found.curve_scale], expected, rtol=2e-3)
 
 
 def linear_rows(n, noise):
@@ -551,6 +546,28 @@ def test_a_few_rows_that_are_far_away_are_outlying_where_the_clip_shortens_them(
     assert far.outlying - well.outlying == pytest.approx(LINEAR / 25, rel=0.05)
     loose, _ = linear_fit(noise, 1e3)
     np.testing.assert_allclose([loose.clipped, loose.outlying], 0, atol=0.01)
+
+
+def test_an_outlying_row_adds_nothing_else(x64):
+    """However far it is: to the curve nothing, and to the squares what is taken for none."""
+    noise = np.random.default_rng(2).normal(size=LINEAR)
+    found = []
+    for far in (1e4, -1e6):
+        noise[: LINEAR // 25] = far
+        found.append(linear_fit(noise, 10.0)[0])
+    np.testing.assert_allclose(found[0].curve, found[1].curve, atol=1e-3)
+    for name in ("clipped", "outlying", "square", "surplus"):
+        assert getattr(found[0], name) == pytest.approx(getattr(found[1], name), rel=1e-4), name
+
+
+def test_the_squares_of_a_fit_are_those_of_the_scores(x64):
+    """And the surplus is without what the model expects of them, for outcomes that it draws."""
+    noise = np.random.default_rng(2).normal(size=LINEAR)
+    fit, frame = linear_fit(noise, 1e3)
+    lengths = np.sum((linear_rows(LINEAR, 0)[0] @ frame.whitening) ** 2, 1)
+    assert fit.square == pytest.approx(np.sum(noise**2 * lengths), rel=1e-4)
+    error = math.sqrt(np.sum(2 / CENTRE_DRAWS * lengths**2))
+    assert fit.surplus == pytest.approx(np.sum((noise**2 - 1) * lengths), abs=6 * error)
 
 
 def long_rows_of(noise, edges):
