@@ -201,6 +201,13 @@ def _of_arrow(column: Any) -> np.ndarray:
         column, kind = column.cast(pa.int64()), "ms"
     elif pa.types.is_timestamp(kind):  # of UTC, whatever the zone
         column, kind = column.cast(pa.int64()), kind.unit
+    elif pa.types.is_dictionary(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if isinstance(column, pa.ChunkedArray):
+            column = column.unify_dictionaries().combine_chunks() if len(column) else pa.array([], kind)
+        encoded = column if pa.types.is_dictionary(kind) else column.dictionary_encode()
+        different = _each(lambda k: encoded.dictionary[k].as_py(), len(encoded.dictionary))
+        places = np.asarray(encoded.indices.fill_null(len(different)).cast(pa.int64()))
+        return np.append(different, None)[places]
     else:
         return _each(lambda k: column[k].as_py(), len(column))
     numbers = column.fill_null(np.iinfo(np.int64).min)

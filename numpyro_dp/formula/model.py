@@ -301,14 +301,57 @@ class FormulaModel:
         validates values: before 0.22, or without validation, it is masked). Without an outcome ``observed`` tells of
         both, and a warning says that there are such rows.
 
-        :param data: a pandas, Polars or Arrow table, or a mapping from names to arrays.
+        :param data: a pandas, Polars or Arrow table, a mapping from names to arrays, or a `numpyro_dp.scan`, whose rows
+            are coded in each pass.
         :raises ValueError: if a column is missing or of another length, or if the outcome is of texts or
             categories without `levels`.
         """
+        if hasattr(data, "computed"):
+            return self._streamed_arguments(data)
         has_outcome = self._outcome.column in names_of(data)
         if has_outcome:
-            self._check_type_of_outcome(data[self._outcome.column])
-        table = read(data, self.columns if has_outcome else self.columns[:-1])
+            self._check_type_of_outcome(_type_of(data[self._outcome.column]))
+        found: dict[str, Any] = self._arguments_of_rows(data)
+        if self.unit:
+            units = _units(self.unit, read(data, [self.unit])[self.unit])
+            if len(units) != len(found["observed"]):
+                raise ValueError(f"columns {self.unit!r} and {self.columns[-1]!r} are not of the same length")
+            found[self.unit_argument] = units
+            if self._has_unit_effects:
+                found["num_units"] = int(units.max(initial=-1)) + 1
+        if not has_outcome and not found["observed"].all():
+            warnings.warn(
+                "some rows have a missing value, or one that was not said to be public (outside of its range, not "
+                "among the levels): what is predicted for them is for somebody in the middle of the range, of the "
+                "first level. The argument `observed` is False for them",
+                stacklevel=2,
+            )
+        return found
+
+    def _streamed_arguments(self, table: Any) -> dict[str, Any]:
+        """`arguments` for a table that is read in pieces: each of its rows is coded by itself, wherever it is read."""
+        if missing := [name for name in self.columns if name not in table.column_names]:
+            raise ValueError(f"the data have no column {missing[0]!r}; they have {', '.join(table.column_names)}")
+        self._check_type_of_outcome(str(table.type_of(self._outcome.column)))
+        some: dict[str, Any] = {name: [1.0] for name in self.columns}
+        some |= {
+            name: [column.low if isinstance(column, Range) else column.values[0]]
+            for name, column in self._public.items()
+        }
+        of_rows = [name for name in self.columns if name != self.unit]
+        found = dict(table.computed(of_rows, self._arguments_of_rows, self._arguments_of_rows(some)))
+        if self.unit:
+            units = table.unit(self.unit)
+            found[self.unit_argument] = units
+            if self._has_unit_effects:
+                found["num_units"] = units.num_units
+        return found
+
+    def _arguments_of_rows(self, data: Any) -> dict[str, np.ndarray]:
+        """The arguments that have an entry for each row, but for whose it is."""
+        has_outcome = self._outcome.column in names_of(data)
+        wanted = [name for name in self.columns if name != self.unit and (has_outcome or name != self.columns[-1])]
+        table = read(data, wanted)
         num_rows = len(next(iter(table.values()))) if table else num_rows_of(data)
         silent = _Silent(num_rows)
         coded = {
@@ -318,15 +361,10 @@ class FormulaModel:
         found: dict[str, Any] = {}
         for effect, design in zip(self._effects, self._designs, strict=True):
             name = _name(effect.group)
-            if effect.group == self.unit:
-                found[name] = _units(self.unit, table[self.unit])
-                found["num_units"] = int(found[name].max(initial=-1)) + 1
-            else:
+            if effect.group != self.unit:
                 found[name] = silent.code(table[effect.group], self._public[effect.group])
             if design.names != ["Intercept"]:
                 found[f"X_{name}"] = silent.finite(_columns(design, coded, num_rows))
-        if self.unit and not self._has_unit_effects:
-            found[self.unit_argument] = _units(self.unit, table[self.unit])
         if self._offset:
             values = silent.code(table[self._offset.column], self._public[self._offset.column])
             found["offset"] = silent.finite(self._offset(values))
@@ -334,19 +372,12 @@ class FormulaModel:
         if has_outcome:
             found["y"] = self._outcomes(table[self._outcome.column], silent)
         says_nothing = silent.missing if has_outcome and self._refuses_outcomes() else silent.missing | silent.outside
-        if not has_outcome and says_nothing.any():
-            warnings.warn(
-                "some rows have a missing value, or one that was not said to be public (outside of its range, not "
-                "among the levels): what is predicted for them is for somebody in the middle of the range, of the "
-                "first level. The argument `observed` is False for them",
-                stacklevel=2,
-            )
         found["observed"] = ~says_nothing
         return {name: _narrow(value) for name, value in found.items()}
 
-    def _check_type_of_outcome(self, values: Any) -> None:
+    def _check_type_of_outcome(self, kind: str) -> None:
         """By the column's type, which is public. What the values are, may follow from one row."""
-        column, kind = self._outcome.column, str(getattr(values, "dtype", getattr(values, "type", ""))).lower()
+        column, kind = self._outcome.column, kind.lower()
         if isinstance(self._public.get(column), Levels):
             return
         levels = f"`levels={{{column!r}: ['no', 'yes']}}` (the second counts as 1)"
@@ -383,6 +414,10 @@ class FormulaModel:
         if law.outcomes in ("counts", "yes or no"):
             harmless = harmless.astype(np.int64)
         return np.where(silent.is_outside, CANNOT_BE[law.outcomes], harmless)
+
+
+def _type_of(column: Any) -> str:
+    return str(getattr(column, "dtype", getattr(column, "type", "")))
 
 
 class _Silent:

@@ -5,14 +5,14 @@ tell of it: it says nothing (`missing`), and its place stays empty.
 """
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-NUMBERS, LEVELS, MISSING, DAYS, UNIT = "numbers", "levels", "missing", "days", "unit"
+NUMBERS, LEVELS, MISSING, DAYS, UNIT, COMPUTED = "numbers", "levels", "missing", "days", "unit", "computed"
 
 
 class ColumnSpec(NamedTuple):
@@ -20,7 +20,7 @@ class ColumnSpec(NamedTuple):
 
     :ivar names: of the columns.
     :ivar kind: numbers as they are; the position of each value among `levels`; whether a value is missing; days since
-        `origin`; or the number of the row's unit.
+        `origin`; the number of the row's unit; or what `function` makes of the columns, of that the entry `part`.
     :ivar dtype: name of the array's.
     :ivar is_matrix: whether the array has an axis of columns.
     :ivar fill: in the place of missing values; None where a row without one says nothing.
@@ -33,6 +33,8 @@ class ColumnSpec(NamedTuple):
     levels: tuple = ()
     fill: float | None = None
     origin: str = ""
+    function: Callable[[Any], Mapping[str, np.ndarray]] | None = None
+    part: str = ""
 
 
 def arrow() -> Any:
@@ -85,7 +87,13 @@ def decode(batch: Any, specs: Sequence[ColumnSpec]) -> tuple[tuple[np.ndarray, .
     """An array for each of the specs, rows leading, and which of the rows count: those without a missing value."""
     counts = np.ones(batch.num_rows, bool)
     arrays = []
+    computed: dict[Any, Mapping[str, np.ndarray]] = {}
     for spec in specs:
+        if spec.function is not None:
+            if spec.function not in computed:
+                computed[spec.function] = spec.function(batch)
+            arrays.append(computed[spec.function][spec.part])
+            continue
         columns = []
         for name in spec.names:
             values, missing = _VALUES[spec.kind](batch.column(name), spec)

@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import glob
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from numpyro_dp.privacy.passes import MOST_ROWS, Part, StreamedColumn, StreamedTable, Task
-from numpyro_dp.tables.columns import DAYS, LEVELS, MISSING, NUMBERS, UNIT, ColumnSpec, arrow, numbers_of
+from numpyro_dp.tables.columns import COMPUTED, DAYS, LEVELS, MISSING, NUMBERS, UNIT, ColumnSpec, arrow, numbers_of
 from numpyro_dp.tables.engines import Engine, SparkFrame, engine_of
 from numpyro_dp.tables.groups import FindRuns, Units, UnitTable, find_units, require_id_type
 from numpyro_dp.tables.pieces import (
@@ -93,7 +93,7 @@ class Table(StreamedTable):
     def __init__(self, pieces: Sequence[Rows], schema: Any, engine: Engine, files: "_Files | None" = None):
         self.engine, self._pieces, self._schema, self._files = engine, list(pieces), schema, files
         self._num_rows = sum(piece.num_rows for piece in self._pieces)
-        self._columns: dict[ColumnSpec, Column] = {}
+        self._columns: dict[ColumnSpec, StreamedColumn] = {}
         self._units: dict[str, Units] = {}
         if self._num_rows > MOST_ROWS:
             raise ValueError(f"a table may have up to {MOST_ROWS:,} rows, got {self._num_rows:,}")
@@ -136,7 +136,24 @@ class Table(StreamedTable):
         if spec not in self._columns:
             shape = (len(spec.names),) if spec.is_matrix else ()
             self._columns[spec] = Column(self, shape, np.dtype(spec.dtype), spec)
-        return self._columns[spec]
+        return self._columns[spec]  # type: ignore[return-value]
+
+    def computed(
+        self, names: Sequence[str], function: Callable[[Any], Mapping[str, np.ndarray]], like: Mapping[str, np.ndarray]
+    ) -> dict[str, StreamedColumn]:
+        """Columns that a function makes of some rows at a time, wherever they are read; for `FormulaModel`.
+
+        What it makes of a row may not depend on other rows: nobody checks that here.
+
+        :param names: of the columns that it gets, as a table of Arrow's.
+        :param function: can be pickled.
+        :param like: what it makes of one row.
+        """
+        found = {}
+        for part, value in like.items():
+            spec = ColumnSpec(tuple(names), COMPUTED, value.dtype.name, function=function, part=part)
+            found[part] = self._columns.setdefault(spec, StreamedColumn(self, value.shape[1:], value.dtype, spec))
+        return found
 
     def run(self, task: Task) -> Iterable[Part]:
         """See `StreamedTable`.

@@ -44,7 +44,8 @@ def glm(
     ``mcmc.sampler.settings.model``.
 
     :param formula, family, ranges, levels, offset: see `FormulaModel`.
-    :param data: a pandas, Polars or Arrow table, or a mapping from names to arrays; one row per person, or `unit`.
+    :param data: a pandas, Polars or Arrow table, a mapping from names to arrays, or a `numpyro_dp.scan`; one row per
+        person, or `unit`.
     :param eps: the price of all that is handed out.
     :param unit: the column that tells whose each row is: the guarantee is for a person with all rows.
     :param num_warmup, num_samples, num_chains, rng_key, progress_bar: of the `MCMC`.
