@@ -186,7 +186,7 @@ MOST_UNRESOLVED = 1.0
 CLEAR = 4.0
 """Standard deviations of the noise that a number must be away from where it should be."""
 CLEAR_OUTLYING = 2.8
-"""Of the count of outlying rows, which says something only if there are more than expected. At n * eps = 10,000, 3% of
+"""Of the count of outlying rows, which says something only if there are more than expected. At n * eps = 10,000, 1% of
 gross outliers are some 4 standard deviations."""
 MOST_UNEXPECTED = 0.005
 MOST_LOST, CLEAR_LOST = 0.012, 3.0

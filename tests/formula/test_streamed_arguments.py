@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from helpers.tables import in_pieces
 
-from numpyro_dp import FormulaModel, PosteriorWarning, glm, scan
+from numpyro_dp import FormulaModel, glm, scan
 
 N = 500
 FORMULA = "visits ~ bs(age, df=4) + C(sex) + since + (1 + age | clinic)"
@@ -128,12 +128,3 @@ def test_glm_on_a_table_in_pieces_gives_what_it_gives_on_a_frame():
     for name, draws in found[0].items():
         # Both are of nearly the exact likelihood; what differs is noise, and of 400 draws a tenth of a deviation.
         assert abs(found[1][name].mean() - draws.mean()) < 0.6 * draws.std(), name
-
-
-@pytest.mark.nightly
-def test_a_level_that_was_forgotten_is_noticed_in_pieces_too():
-    rng = np.random.default_rng(1)
-    n = 20_000
-    table = pd.DataFrame({"sex": rng.choice(["f", "m", "x"], n), "visits": rng.poisson(2, n)})
-    with pytest.warns(PosteriorWarning, match="rows that say nothing"):
-        glm("visits ~ C(sex)", scan(table), "poisson", eps=3.0, levels={"sex": ["f", "m"]}, verbose=False)
