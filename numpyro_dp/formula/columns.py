@@ -145,17 +145,21 @@ def read(data: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
     :param data: a pandas, Polars or Arrow table, or a mapping from names to arrays.
     :raises ValueError: if one is missing, or they are not of one length.
     """
-    known = names_of(data)
-    missing = [name for name in names if known.count(name) != 1]
-    if missing:
-        has = "have several columns" if missing[0] in known else "have no column"
-        raise ValueError(f"the data {has} {missing[0]!r}; they have {', '.join(map(str, known))}")
+    require_each_once(names, names_of(data))
     with quietly():
         found = {name: _array(data[name]) for name in names}
     others = [name for name in names if found[name].shape != (len(found[names[0]]),)]
     if others:
         raise ValueError(f"columns {names[0]!r} and {others[0]!r} are not of the same length")
     return found
+
+
+def require_each_once(names: Sequence[str], known: Sequence[str]) -> None:
+    """:raises ValueError: if a table of columns `known` has not each of `names`, once."""
+    missing = [name for name in names if known.count(name) != 1]
+    if missing:
+        has = "have several columns" if missing[0] in known else "have no column"
+        raise ValueError(f"the data {has} {missing[0]!r}; they have {', '.join(map(str, known))}")
 
 
 def num_rows_of(data: Any) -> int:
@@ -202,16 +206,22 @@ def _of_arrow(column: Any) -> np.ndarray:
     elif pa.types.is_timestamp(kind):  # of UTC, whatever the zone
         column, kind = column.cast(pa.int64()), kind.unit
     elif pa.types.is_dictionary(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        if isinstance(column, pa.ChunkedArray):
-            column = column.unify_dictionaries().combine_chunks() if len(column) else pa.array([], kind)
-        encoded = column if pa.types.is_dictionary(kind) else column.dictionary_encode()
-        different = _each(lambda k: encoded.dictionary[k].as_py(), len(encoded.dictionary))
-        places = np.asarray(encoded.indices.fill_null(len(different)).cast(pa.int64()))
-        return np.append(different, None)[places]
+        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+        return np.concatenate([np.zeros(0, object), *map(_of_codes, chunks)])
     else:
         return _each(lambda k: column[k].as_py(), len(column))
     numbers = column.fill_null(np.iinfo(np.int64).min)
     return np.asarray(numbers.to_numpy()).view(f"datetime64[{kind}]")
+
+
+def _of_codes(column: Any) -> np.ndarray:
+    """Of an array of texts, or of codes: each different value is read once."""
+    import pyarrow as pa
+
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    different = _each(lambda k: encoded.dictionary[k].as_py(), len(encoded.dictionary))
+    places = encoded.indices.cast(pa.int64()).fill_null(len(different))  # codes of 8 bits may have no room for it
+    return np.append(different, None)[np.asarray(places)]
 
 
 def _each(get: Callable[[int], Any], length: int) -> np.ndarray:

@@ -23,6 +23,7 @@ from numpyro_dp.formula.columns import (
     numbers,
     quietly,
     read,
+    require_each_once,
     require_public,
 )
 from numpyro_dp.formula.design import Design, Effects, Outcome, split
@@ -306,7 +307,7 @@ class FormulaModel:
         :raises ValueError: if a column is missing or of another length, or if the outcome is of texts or
             categories without `levels`.
         """
-        if hasattr(data, "computed"):
+        if callable(getattr(data, "computed", None)):  # a column of that name is not
             return self._streamed_arguments(data)
         has_outcome = self._outcome.column in names_of(data)
         if has_outcome:
@@ -330,16 +331,13 @@ class FormulaModel:
 
     def _streamed_arguments(self, table: Any) -> dict[str, Any]:
         """`arguments` for a table that is read in pieces: each of its rows is coded by itself, wherever it is read."""
-        if missing := [name for name in self.columns if name not in table.column_names]:
-            raise ValueError(f"the data have no column {missing[0]!r}; they have {', '.join(table.column_names)}")
+        require_each_once(self.columns, table.column_names)
         self._check_type_of_outcome(str(table.type_of(self._outcome.column)))
-        some: dict[str, Any] = {name: [1.0] for name in self.columns}
-        some |= {
-            name: [column.low if isinstance(column, Range) else column.values[0]]
-            for name, column in self._public.items()
-        }
         of_rows = [name for name in self.columns if name != self.unit]
-        found = dict(table.computed(of_rows, self._arguments_of_rows, self._arguments_of_rows(some)))
+        one_row: dict[str, Any] = {name: [1.0] for name in of_rows}
+        for name, column in self._public.items():
+            one_row[name] = [column.low if isinstance(column, Range) else column.values[0]]
+        found = dict(table.computed(of_rows, self._arguments_of_rows, self._arguments_of_rows(one_row)))
         if self.unit:
             units = table.unit(self.unit)
             found[self.unit_argument] = units

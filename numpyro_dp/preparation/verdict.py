@@ -31,8 +31,9 @@ _BOUND_SHARE = 0.3
 _POINTS = 4  # pairs of them
 _LEAST_VARIANCE, _MOST_VARIANCE = 0.3, 3.0
 _OF_SAMPLING = 0.12
-"""Standard deviation of whether a row is outlying, less how many of eight others are, if the nine are alike and their
-law has tails as long as an exponential one."""
+"""Standard deviation of whether a row is outlying, less the share of eight others that are, if the nine are alike and
+their law has tails as long as an exponential one. A single scale has .15, the longest of usual laws .18: there
+`CLEAR_OUTLYING` has false alarms in up to 1% of the runs."""
 
 
 class Check(NamedTuple):

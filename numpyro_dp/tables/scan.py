@@ -279,13 +279,20 @@ def scan(source: Any, *, engine: Any = None, format: str | None = None) -> Table
                 "a table is files, a data frame that speaks Arrow, or a dataset of PyArrow's, got "
                 f"{type(source).__name__}"
             ) from None
-    views = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
-    fields = [field.with_type(views.get(str(field.type), field.type)) for field in source.schema]
+    fields = [field.with_type(_roomy(field.type)) for field in source.schema]
     source = source.cast(pa.schema(fields)).unify_dictionaries()
     starts = range(0, source.num_rows, PIECE_ROWS)
     slices = [source.slice(start, PIECE_ROWS) for start in starts]
     pieces = [FramePiece(part, start, part.num_rows) for start, part in zip(starts, slices, strict=True)]
     return Table(pieces, source.schema, runs)
+
+
+def _roomy(kind: Any) -> Any:
+    """A type of Arrow's that all of its libraries' functions take; codes with room for those of all chunks together."""
+    pa = arrow()
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(pa.int32(), _roomy(kind.value_type), kind.ordered)
+    return {"string_view": pa.large_string(), "binary_view": pa.large_binary()}.get(str(kind), kind)
 
 
 def _dask_table(frame: Any, client: Any) -> Table:

@@ -14,10 +14,12 @@ from numpyro_dp.model.symmetry import Symmetry
 from numpyro_dp.preparation.frames import Frame, NormalPrior
 from numpyro_dp.preparation.last_release import last_releases, recentred
 from numpyro_dp.preparation.long_rows import EDGES, LongRows
+from numpyro_dp.preparation.row_scores import _FAR, CENTRE_DRAWS
 from numpyro_dp.preparation.search import Found
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.survey import CURVE_GRID, Fit
 from numpyro_dp.preparation.verdict import (
+    _OF_SAMPLING,
     MOST_LOST,
     MOST_UNEXPECTED,
     Check,
@@ -478,3 +480,24 @@ def test_a_direction_of_which_nothing_was_learned_has_no_distance(x64):
     start = np.array([2.0, 0.0, 0.0])
     surrogate = around(start)._replace(curvature=np.diag([0.0, 4.0, 0.25]))
     assert find_mirror([FLIP], CUT, surrogate, start) is None
+
+
+# -- How many rows are outlying by chance ------------------------------------------------------------------------------
+
+ALIKE = {
+    "exponential": (lambda rng, shape: rng.exponential(size=shape) - 1, 1.0),
+    "the scale of a normal law": (lambda rng, shape: rng.standard_normal(shape) ** 2 - 1, 1.25),
+    "gamma with shape .2": (lambda rng, shape: rng.gamma(0.2, 5, shape) - 1, 1.5),
+}
+
+
+@pytest.mark.parametrize("law", ALIKE)
+def test_how_many_rows_are_outlying_varies_by_no_more_than_is_counted_with(law):
+    """By simulation of nine lengths that are alike, of which those are clipped that are beyond 1.6 times the usual."""
+    make, most = ALIKE[law]
+    lengths = np.abs(make(np.random.default_rng(0), (100_000, 1 + CENTRE_DRAWS)))
+    order = np.sort(lengths, 1)
+    is_any = (order[:, -1] > _FAR * order[:, -2]) & (order[:, -1] > 1.6 * np.sqrt(np.mean(lengths**2)))
+    found = (lengths == order[:, -1:]) & is_any[:, None]
+    spread = np.std(found[:, 0] - found[:, 1:].mean(1))
+    assert 0.8 * most * _OF_SAMPLING < spread < most * _OF_SAMPLING
