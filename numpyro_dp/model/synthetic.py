@@ -27,8 +27,10 @@ from numpyro_dp.model.tracing import Params, Shape, Site, Sites, fix_latents, ke
 
 Array = Any  # JAX's where it is computed, NumPy's where it is compared
 
-_FEW = 3  # rows; small enough to be cheap, and neither one row nor (in practice) all of them
-_CANDIDATES = 24
+_FEW = 41
+"""Rows; one of them can lie more than 6 standard deviations from the mean of all, where a model might clip it."""
+_FEWEST = 6
+"""Different ones: a single row on which a model makes sense may be a coincidence."""
 _AT_PRIOR = " at the prior"
 _TOLERANCE = {4: 2e-4, 8: 1e-9}  # by the number of bytes of a float
 
@@ -52,9 +54,9 @@ def check_on_synthetic_rows(
         check = _SyntheticCheck(separated, args, kwargs, sites)
     except Exception as error:  # the model cannot be traced with a few rows
         problem = (
-            f"the model works with all {separated.num_rows} rows but not with {_FEW}: {describe_error(error)}. Take "
-            "sizes from the arguments' shapes, and pass every array with rows as an argument. If a row is no person "
-            "but the counts of a group, pass a row for each person: group and outcome"
+            f"the model works with {separated.num_rows} rows but not with another number ({_num_few(separated)}): "
+            f"{describe_error(error)}. Take sizes from the arguments' shapes, and pass every array with rows as an "
+            "argument. If a row is no person but the counts of a group, pass a row for each person: group and outcome"
         )
         return [problem + overlooked(separated.arguments, separated.num_rows)], {}
     mismatches: dict[str, str] = {}
@@ -80,7 +82,7 @@ def check_on_synthetic_rows(
                 with np.errstate(invalid="ignore"):  # rows that make no sense may be inf and -inf
                     by_row, magnitude = np.sum(terms), np.sum(np.abs(terms))
                 if _differ(separated, whole, by_row, magnitude):
-                    mismatches.setdefault(name, _explain_mismatch(separated, sites[name], _FEW, whole, by_row))
+                    mismatches.setdefault(name, _explain_mismatch(separated, sites[name], check.num_few, whole, by_row))
         if separated.row_latents and not mismatches:
             mismatches |= _enumeration_mismatch(separated, few)
             if np.any(np.isfinite(few.row_log_density)):
@@ -106,7 +108,7 @@ def _compare_at_full_size(
 ) -> tuple[list[str], dict[str, str]]:
     few = check.few(kind)
     every, n = check.all_rows(kind, few), separated.num_rows
-    counts, counts_of_latents = check.counts(n)  # how often each of the few rows occurs
+    counts, counts_of_latents = check.counts()  # how often each of the few rows occurs
     latents = frozenset() if separated.latents is None else separated.latents.names
     slack = 1 + n / 10_000  # rounding of long sums
     problems, magnitude = [], abs(few.log_prior)
@@ -230,7 +232,7 @@ class _SyntheticCheck:
 
     def __init__(self, separated: SeparableModel, args: tuple, kwargs: dict, sites: Sites):
         self.separated, self.private = separated, separated.private_arguments()
-        self._latents = separated.latents
+        self._latents, self.num_few = separated.latents, _num_few(separated)
         self._discrete = {name: _one_row(sites[name], separated.row_plates) for name in sorted(separated.row_latents)}
         self._public = separated.without_private(args, kwargs)
         # Public arguments that are traced where `separate` is called have no value to use here.
@@ -258,42 +260,44 @@ class _SyntheticCheck:
         rng = np.random.default_rng(list(kind.encode()))
         centre = self._prior_median if kind.endswith(_AT_PRIOR) else self.separated.prototype
         kind = kind.removesuffix(_AT_PRIOR)
-        rows = tuple(_synthetic(a, _CANDIDATES, kind, rng) for a in self.private)
+        rows = tuple(_synthetic(a, _FEW, kind, rng) for a in self.private)
         z = {name: (x + rng.uniform(-1, 1, x.shape)).astype(x.dtype) for name, x in sorted(centre.items())}
-        positions = {name: rng.random((_CANDIDATES, *shape)) for name, (shape, _) in self._discrete.items()}
+        positions = {name: rng.random((_FEW, *shape)) for name, (shape, _) in self._discrete.items()}
         values = {} if self._latents is None else self._latents.prototype
-        values = {name: rng.normal(size=(_CANDIDATES, *x.shape)).astype(x.dtype) for name, x in sorted(values.items())}
+        values = {name: rng.normal(size=(_FEW, *x.shape)).astype(x.dtype) for name, x in sorted(values.items())}
         return z, rows, _Own(positions, values), np.asarray(kind in _SYNTHETIC_VALUES)
 
-    def _join(self, own: "_Own", size: int) -> "_Own":
-        """Latents of a few single rows, stacked, as those of a table in which these are repeated up to `size` rows."""
+    def _join(self, own: "_Own", num_rows: int, num_units: int) -> "_Own":
+        """Latents of a few single rows, stacked, as those of a table in which these are repeated."""
         axes = {name: axis for name, (_, axis) in self._discrete.items()}
-        sizes = dict.fromkeys(axes, size)
+        sizes = dict.fromkeys(axes, num_rows)
         if self._latents is not None:
             axes |= self._latents.axes
-            sizes |= {name: self._num_units(size) for name in self._latents.names}
+            sizes |= dict.fromkeys(self._latents.names, num_units)
 
         def join(name: str, x: jax.Array) -> jax.Array:
-            repeated = x[jnp.arange(sizes[name]) % _FEW]
+            repeated = x[jnp.arange(sizes[name]) % self.num_few]
             return jnp.moveaxis(jnp.squeeze(repeated, axes[name]), 0, axes[name])
 
         return _Own(*({name: join(name, x) for name, x in group.items()} for group in own))
 
-    def _num_units(self, num_rows: int) -> int:
-        """Of a table: as many as there are rows, if these are few or each has its own latents."""
-        if num_rows == _FEW or self._latents is None or not self._latents.plates:
-            return num_rows
+    @property
+    def _num_units(self) -> int:
+        """Of the whole table: as many as there are rows, if each has its own latents."""
+        if self._latents is None or not self._latents.plates:
+            return self.separated.num_rows
         return max(self._latents.sizes.values())
 
-    def counts(self, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """How often each of the few rows, and each of their latents, is there among so many rows."""
-        rows, units = np.arange(num_rows), np.arange(self._num_units(num_rows))
-        return np.bincount(rows % _FEW, minlength=_FEW), np.bincount(units % _FEW, minlength=_FEW)
+    def counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """How often each of the few rows, and each of their latents, is there among all rows."""
+        numbers = np.arange(self.separated.num_rows), np.arange(self._num_units)
+        rows, units = (np.bincount(k % self.num_few, minlength=self.num_few) for k in numbers)
+        return rows, units
 
     def _of_units(self, rows: Sequence, units: jax.Array | None = None) -> tuple:
         """Rows of given units, or of as many as there are different rows."""
         codes = None if self._latents is None else self._latents.codes
-        units = jnp.arange(rows[0].shape[0]) % _FEW if units is None else units
+        units = jnp.arange(rows[0].shape[0]) % self.num_few if units is None else units
         return tuple(units.astype(x.dtype) if k == codes else x for k, x in enumerate(rows))
 
     def _sites(
@@ -304,11 +308,14 @@ class _SyntheticCheck:
         rows: Sequence,
         own: "_Own",
         size: int,
+        plates: frozenset[str],
         units: jax.Array | None = None,
     ) -> tuple:
-        """Summed log density of each sample site, value of each released deterministic site."""
+        """Summed log density of each sample site, value of each released deterministic site.
+
+        :param plates: those with `size` members.
+        """
         separated = self.separated
-        plates = separated.plates_of_one if size in (1, _FEW) else separated.row_plates
         model = keep_sites(fix_latents(separated.model, own.positions), lambda name: True, plates, size)
         args, kwargs = separated.with_private(args, kwargs, self._of_units(rows, units))
         constrained = constrain_fn(model, args, kwargs, {**z, **own.values})
@@ -319,14 +326,17 @@ class _SyntheticCheck:
     def _evaluate_few(
         self, args: tuple, kwargs: dict, z: Params, candidates: tuple, own: "_Own", prefer_finite: jax.Array
     ) -> _Few:
-        separated = self.separated
+        separated, few, plates = self.separated, self.num_few, self.separated.plates_of_one
         one_row = jax.tree.map(lambda x: x[:, None], candidates)  # one-row tables, stacked
-        by_row, deterministic = jax.vmap(lambda row, own: self._sites(args, kwargs, z, row, own, 1))(one_row, own)
+        by_row, deterministic = jax.vmap(lambda row, own: self._sites(args, kwargs, z, row, own, 1, plates))(
+            one_row, own
+        )
         finite = jnp.all(jnp.isfinite(jnp.stack([by_row[name] for name in separated.row_sites])), 0)
-        # Rows on which the model makes sense; missing values are there to be met, though.
-        chosen = jnp.argsort(~finite & prefer_finite)[:_FEW]
+        # Rows on which the model makes sense, again and again; missing values are there to be met, though.
+        usable = finite | ~prefer_finite
+        chosen = jnp.argsort(~usable)[jnp.arange(few) % jnp.maximum(jnp.sum(usable), _FEWEST)]
         rows, few_own = jax.tree.map(lambda x: x[chosen], (candidates, own))
-        whole, _ = self._sites(args, kwargs, z, rows, self._join(few_own, _FEW), _FEW)
+        whole, _ = self._sites(args, kwargs, z, rows, self._join(few_own, few, few), few, plates)
         given, of_latents = self._row_log_densities(args, kwargs, z, one_row, own)
         return _Few(
             rows=rows,
@@ -348,10 +358,10 @@ class _SyntheticCheck:
         if self._latents is None or not self._latents.plates:
             return {}, {}
         own = own._replace(values={name: jnp.broadcast_to(x[:1], x.shape) for name, x in own.values.items()})
-        one_row = jax.tree.map(lambda x: x[:, None], rows)
-        by_row, _ = jax.vmap(lambda row, own: self._sites(args, kwargs, z, row, own, 1))(one_row, own)
-        units = jnp.arange(_FEW) // 2
-        return by_row, self._sites(args, kwargs, z, rows, self._join(own, _FEW), _FEW, units)[0]
+        one_row, few, plates = jax.tree.map(lambda x: x[:, None], rows), self.num_few, self.separated.plates_of_one
+        by_row, _ = jax.vmap(lambda row, own: self._sites(args, kwargs, z, row, own, 1, plates))(one_row, own)
+        units = jnp.arange(few) // 2
+        return by_row, self._sites(args, kwargs, z, rows, self._join(own, few, few), few, plates, units)[0]
 
     def _row_log_densities(self, args: tuple, kwargs: dict, z: Params, one_row: tuple, own: "_Own") -> tuple:
         given = self.separated.row_log_density_at(args, kwargs)
@@ -366,12 +376,18 @@ class _SyntheticCheck:
 
     def _evaluate_all(self, args: tuple, kwargs: dict, z: Params, rows: tuple, own: "_Own") -> _All:
         n = self.separated.num_rows
-        every_row = self._of_units(jax.tree.map(lambda x: x[jnp.arange(n) % _FEW], rows))
-        own = self._join(own, n)
+        every_row = self._of_units(jax.tree.map(lambda x: x[jnp.arange(n) % self.num_few], rows))
+        own = self._join(own, n, self._num_units)
         model = fix_latents(self.separated.model, own.positions)
         arguments = self.separated.with_private(args, kwargs, every_row)
         total = -potential_energy(model, *arguments, {**z, **own.values})
-        return _All(total, *self._sites(args, kwargs, z, every_row, own, n))
+        return _All(total, *self._sites(args, kwargs, z, every_row, own, n, self.separated.row_plates))
+
+
+def _num_few(separated: SeparableModel) -> int:
+    """How many rows are compared; in a table, each of them may be another unit's."""
+    latents = separated.latents
+    return _FEW if latents is None or not latents.plates else min(_FEW, *latents.sizes.values())
 
 
 def _one_row(site: Site, row_plates: frozenset[str]) -> tuple[Shape, int]:

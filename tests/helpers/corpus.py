@@ -933,7 +933,7 @@ def stochastic_volatility(returns):
     numpyro.sample("returns", dist.StudentT(4.0, 0.0, jnp.exp(volatility)), obs=returns)
 
 
-@bad("a plate of rows under another name", y, says=("works with all 11 rows but not with 3", "Take sizes from"))
+@bad("a plate of rows under another name", y, says=("works with 11 rows but not with another number", "Take sizes"))
 def persons_in_a_plate_of_their_own(y):
     with numpyro.plate("persons", N):
         effect = numpyro.sample("effect", dist.Normal(0, 1))

@@ -541,7 +541,7 @@ def test_latent_with_a_hard_coded_value_per_row(index):
         effect = effect if index == "whole" else effect[jnp.arange(y.shape[0])]
         numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
 
-    words = {"whole": "works with all 7 rows but not with 3", "arange": "'y' is not a sum over rows"}[index]
+    words = {"whole": "works with 7 rows but not with another number", "arange": "'y' is not a sum over rows"}[index]
     _assert_refused(model, words, args=(y,))
 
 
@@ -579,6 +579,8 @@ _MIXING = {
     "largest": lambda X: X / jnp.max(jnp.abs(X)),
     "whiten": lambda X: X @ jnp.linalg.inv(X.T @ X + jnp.eye(X.shape[1])),
     "winsorise": lambda X: jnp.clip(X, *jnp.quantile(X, jnp.array([0.1, 0.9]))),
+    "clip far out": lambda X: jnp.clip(X, X.mean(0) - 5 * X.std(0), X.mean(0) + 5 * X.std(0)),
+    "drop outliers": lambda X: jnp.where(jnp.abs(X - X.mean(0)) > 3 * X.std(0), 0, X),
     "impute_by_column_mean": lambda X: jnp.where(jnp.isnan(X), jnp.nanmean(X, 0), X),
 }
 

@@ -76,8 +76,10 @@ def test_consecutive_years_with_the_same_covariates_are_one_persons(table):
         (0.1, 1.1, np.nan, "not fully agreed"),
         (1.5, 1.1, 1.01, "usable only with its own intervals"),
         (3, 4.0, 1.01, "usable only with its own intervals"),
-        (2, 1.1, 1.0, "not usable"),
-        (0.5, 0.2, 1.0, "not usable"),
+        (2, 1.1, 1.0, "usable only with its own intervals"),  # one interval of two misses
+        (3, 1.1, 1.0, "not usable"),
+        (4.1, 1.0, 1.0, "not usable"),
+        (0.5, 0.1, 1.0, "not usable"),
         (np.nan, 1.0, 1.0, "not usable"),
     ],
 )
@@ -88,7 +90,7 @@ def test_the_verdict_follows_from_the_numbers(shift, ratio, r_hat, expected):
     assert expected in text
     assert f"{shift:.2f}" in text
     assert f"{ratio:.2f}" in text
-    assert f"{1 if expected == 'not usable' else 2} of 2 90% intervals" in text
+    assert f"{2 if shift <= 1.645 * ratio else 1} of 2 90% intervals" in text
     assert "eps = 3" in text
 
 
