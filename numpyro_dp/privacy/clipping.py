@@ -41,11 +41,12 @@ import numpy as np
 from jax import lax
 
 from numpyro_dp.privacy.isolation import alone, one_row
+from numpyro_dp.privacy.mechanisms import bounds_per_row
 
 GRID = 2**23
 """Steps per clip bound: float32 resolves no more."""
 
-_LIMB = 2**24  # a sum is hi * _LIMB + lo with 0 <= lo < _LIMB: exact in int32 for more than 1e9 rows
+LIMB = 2**24  # a sum is hi * LIMB + lo with 0 <= lo < LIMB: exact in int32 for more than 1e9 rows
 _CHUNK_ELEMENTS = 2**15  # rows are taken in chunks of about this many numbers, which bounds the memory
 _FEWEST_CHUNK_ROWS = 2**8
 _MOVING_CHUNK_ROWS = 2**10
@@ -75,7 +76,7 @@ class UnclippedSum(NamedTuple):
 
 def sensitivity_steps(neighboring_relation: str) -> int:
     """L2 sensitivity of every `ClippedSum`, in steps of the grid."""
-    return {"replace_one": 2 * GRID, "add_or_remove_one": GRID, "zero_out": GRID}[neighboring_relation]
+    return bounds_per_row(neighboring_relation) * GRID
 
 
 class OwnerIndex(NamedTuple):
@@ -211,7 +212,7 @@ def clipped_moments(
 
     def exact_sum(terms: jax.Array) -> jax.Array:
         hi, lo = sum_steps(terms)
-        return hi.astype(dtype) * _LIMB + lo.astype(dtype)
+        return hi.astype(dtype) * LIMB + lo.astype(dtype)
 
     # A square has 30 bits: its two halves are summed apart, so that no partial sum leaves 32 bits.
     squares = steps * steps
@@ -238,8 +239,8 @@ def penalized_sum(moments: ClippedMoments, weight: float, factor: float) -> Clip
     bound = unit * largest * room
     usable = (bound > 0) & jnp.isfinite(bound)
     steps = jnp.where(usable, jnp.round(value * (GRID / (largest * room))), 0)
-    hi = jnp.floor(steps / _LIMB)
-    return ClippedSum(hi.astype(jnp.int32), (steps - hi * _LIMB).astype(jnp.int32), bound)
+    hi = jnp.floor(steps / LIMB)
+    return ClippedSum(hi.astype(jnp.int32), (steps - hi * LIMB).astype(jnp.int32), bound)
 
 
 def chunk_rows(width: int) -> int:
@@ -380,13 +381,13 @@ def _require_at_most(most: int, steps: jax.Array) -> None:
 def add_sums(one: tuple[jax.Array, jax.Array], other: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """Of two sums in the form ``hi * 2**24 + lo``."""
     lo = one[1] + other[1]
-    return one[0] + other[0] + (lo >> 24), lo & (_LIMB - 1)
+    return one[0] + other[0] + (lo >> 24), lo & (LIMB - 1)
 
 
 def normalize(high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
     """``high * 2**12 + low`` as ``hi * 2**24 + lo``."""
-    lo = ((high & 4095) << 12) + (low & (_LIMB - 1))
-    return (high >> 12) + (low >> 24) + (lo >> 24), lo & (_LIMB - 1)
+    lo = ((high & 4095) << 12) + (low & (LIMB - 1))
+    return (high >> 12) + (low >> 24) + (lo >> 24), lo & (LIMB - 1)
 
 
 # -- Compilers that cannot add -----------------------------------------------------------------------------------------
@@ -426,6 +427,6 @@ def _known_sums_are_right(backend: str, x64: bool) -> bool:
         x_, y_, z_ = (jnp.asarray(v) for v in (x, y, z))
         found = jax.jit(jax.vmap(lambda z: jnp.sum(y_ * (x_ @ z))))(z_)
         total = jax.jit(lambda v: clipped_sum(lambda row: row[0][0], (v,), 3.0))(jnp.asarray(np.tile(x[:, 0], 301)))
-    steps = np.asarray(total.hi).astype(np.int64) * _LIMB + np.asarray(total.lo)
+    steps = np.asarray(total.hi).astype(np.int64) * LIMB + np.asarray(total.lo)
     expected_steps = 301 * sum(round(v * GRID / 3.0) for v in x[:, 0])
     return bool(np.array_equal(found, expected)) and abs(int(steps) - expected_steps) <= 64 * 301  # each is rounded

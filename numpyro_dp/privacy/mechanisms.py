@@ -202,7 +202,12 @@ class FixedBatchGaussian(Mechanism):
         return self.batch_size / self.num_rows
 
     def check_relation(self, relation: str) -> None:
-        _check_public_size(self, relation)
+        check_relation(relation)
+        _check(
+            size_is_public(relation),
+            f"{self.describe()}: a batch of fixed size is not private under {relation!r} (adding a row changes the "
+            "number of rows, which this sampling uses): use Poisson batches",
+        )
 
     def profiles(self, relation: str) -> tuple[Profile, Profile]:
         self.check_relation(relation)
@@ -310,7 +315,12 @@ class BarkerBatch(Mechanism):
         return shift2, shift2 * (1 - 1 / self.batch_size)
 
     def check_relation(self, relation: str) -> None:
-        _check_replace_one(self, relation)
+        check_relation(relation)
+        _check(
+            relation == "replace_one",
+            f'{self.describe()}: this release is accounted for under "replace_one" only, got {relation!r}; use '
+            "all rows",
+        )
 
     def profiles(self, relation: str) -> tuple[Profile, Profile]:
         self.check_relation(relation)
@@ -524,24 +534,6 @@ _KNOWN = (Gaussian, PoissonGaussian, TruncatedPoissonGaussian, FixedBatchGaussia
 def check_relation(relation: str) -> None:
     names = ", ".join(map(repr, NEIGHBORING_RELATIONS))
     _check(relation in NEIGHBORING_RELATIONS, f"neighboring_relation must be one of {names}, got {relation!r}")
-
-
-def _check_public_size(mechanism: Mechanism, relation: str) -> None:
-    check_relation(relation)
-    _check(
-        size_is_public(relation),
-        f"{mechanism.describe()}: a batch of fixed size is not private under {relation!r} (adding a row changes the "
-        "number of rows, which this sampling uses): use Poisson batches",
-    )
-
-
-def _check_replace_one(mechanism: Mechanism, relation: str) -> None:
-    check_relation(relation)
-    _check(
-        relation == "replace_one",
-        f'{mechanism.describe()}: this release is accounted for under "replace_one" only, got {relation!r}; use '
-        "all rows",
-    )
 
 
 def _check_rate(rate: float) -> None:

@@ -27,11 +27,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dp.privacy.clipping import GRID, ClippedMoments, ClippedSum, sensitivity_steps
+from numpyro_dp.privacy.clipping import GRID, LIMB, ClippedMoments, ClippedSum, normalize, sensitivity_steps
 from numpyro_dp.privacy.exact_sampling import LOGISTIC, NORMAL, Words, rounded
-from numpyro_dp.privacy.mechanisms import BarkerBatch, LogisticBit, Mechanism
+from numpyro_dp.privacy.mechanisms import BarkerBatch, LogisticBit, Mechanism, bounds_per_row
 
-_LIMB = 2**24
 MAX_NOISE_MULTIPLIER = 2.0**25
 """Above this the integers overflow. A budget that needs so much noise per release is hopeless anyway."""
 
@@ -85,7 +84,7 @@ class NoiseSource:
             scale = math.ceil(mechanism.noise_multiplier * sensitivity_steps(neighboring_relation))
         steps = rounded(law, scale, math.prod(shape), self.words(nonce)).reshape(shape)
         # Beyond 2**55 the high part wraps around, as the released integer then does.
-        return np.stack([(steps >> 24).astype(np.int32), (steps & (_LIMB - 1)).astype(np.int32)])
+        return np.stack([(steps >> 24).astype(np.int32), (steps & (LIMB - 1)).astype(np.int32)])
 
     def words(self, nonce: bytes) -> Words:
         """Random 64-bit words, as many as are asked for.
@@ -115,19 +114,18 @@ def release(total: ClippedSum, noise: GridNoise | None) -> NoisySteps:
     :param noise: None only in runs that are declared not private.
     """
     hi, lo = (total.hi, total.lo) if noise is None else (total.hi + noise.hi, total.lo + noise.lo)
-    return NoisySteps(hi + (lo >> 24), lo & (_LIMB - 1))
+    return NoisySteps(hi + (lo >> 24), lo & (LIMB - 1))
 
 
 def add_up(steps: NoisySteps) -> NoisySteps:
     """Exact sum over the leading axis."""
-    low = jnp.sum(steps.lo & 4095, 0, jnp.int32)
-    high = jnp.sum(steps.lo >> 12, 0, jnp.int32) + (low >> 12)
-    return NoisySteps(jnp.sum(steps.hi, 0, jnp.int32) + (high >> 12), ((high & 4095) << 12) + (low & 4095))
+    hi, lo = normalize(jnp.sum(steps.lo >> 12, 0, jnp.int32), jnp.sum(steps.lo & 4095, 0, jnp.int32))
+    return NoisySteps(jnp.sum(steps.hi, 0, jnp.int32) + hi, lo)
 
 
 def in_real_units(steps: NoisySteps, bound: jax.Array) -> jax.Array:
     """What was released, in the units of the clip bound; rounded once, as a function of the integer."""
-    return (steps.hi.astype(bound.dtype) * _LIMB + steps.lo.astype(bound.dtype)) * (bound / GRID)
+    return (steps.hi.astype(bound.dtype) * LIMB + steps.lo.astype(bound.dtype)) * (bound / GRID)
 
 
 def release_bit(total: ClippedSum, noise: GridNoise, threshold: jax.Array) -> jax.Array:
@@ -139,8 +137,8 @@ def release_bit(total: ClippedSum, noise: GridNoise, threshold: jax.Array) -> ja
     noisy = release(total, noise)
     steps = jnp.clip(threshold / (total.bound / GRID), -(2.0**53), 2.0**53)
     steps = jnp.where(total.bound > 0, steps, 0)
-    whole = jnp.floor(steps / _LIMB)
-    part = jnp.floor(steps - whole * _LIMB).astype(jnp.int32)
+    whole = jnp.floor(steps / LIMB)
+    part = jnp.floor(steps - whole * LIMB).astype(jnp.int32)
     whole = whole.astype(jnp.int32)
     return (noisy.hi > whole) | ((noisy.hi == whole) & (noisy.lo > part))
 
@@ -166,4 +164,4 @@ def release_batch_bit(
 
 def noise_scale(bound: jax.Array | float, noise_multiplier: jax.Array, neighboring_relation: str) -> jax.Array:
     """Standard deviation, in real units, of the noise in a release of a sum clipped at `bound`."""
-    return noise_multiplier * (sensitivity_steps(neighboring_relation) / GRID) * jnp.asarray(bound)
+    return noise_multiplier * bounds_per_row(neighboring_relation) * jnp.asarray(bound)

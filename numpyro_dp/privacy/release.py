@@ -31,6 +31,7 @@ from jax.experimental import io_callback
 from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batch, Batches, FixedBatches, require_batches
 from numpyro_dp.privacy.clipping import (
     GRID,
+    LIMB,
     ClippedSum,
     OwnerIndex,
     UnclippedSum,
@@ -748,7 +749,7 @@ def _add_up_with_others(others: Exchange, slot: Slots, mine: NoisySteps) -> tupl
         variances = np.ascontiguousarray(gathered[:, -2]).view(np.float64)
         return (
             (total >> 24).astype(np.int32),
-            (total & (2**24 - 1)).astype(np.int32),
+            (total & (LIMB - 1)).astype(np.int32),
             np.asarray(math.sqrt(variances.sum()), multiplier.dtype),
         )
 
