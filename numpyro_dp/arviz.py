@@ -24,6 +24,8 @@ _ARVIZ_MAJOR = int(importlib.metadata.version("arviz").split(".")[0])
 
 _STAT_NAMES = {"accept_prob": "acceptance_rate", "adapt_state.step_size": "step_size"}
 
+_ROUNDING = 1e-3
+
 
 def to_arviz(
     mcmc: MCMC,
@@ -150,21 +152,35 @@ def _log_densities(
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Of the prior, by site, and of the released likelihood, at each draw of each chain.
 
+    What a model adds to its prior by `numpyro.factor` is "factors".
+
     :param args, kwargs: of the model, without data.
     """
     if not isinstance(kernel, PreparedKernel):
         raise ValueError(f"log_densities: {type(kernel).__name__} releases no likelihood; DPHMC does")
-    log_likelihood = kernel.released_log_likelihood
+    log_likelihood, log_prior = kernel.released_log_likelihood, kernel.log_prior
 
-    def of_draw(draw: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], jax.Array]:
+    def of_draw(draw: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
         sites = trace(substitute(seed(kernel.model, 0), draw)).get_trace(*args, **kwargs)
         prior = {name: site for name, site in sites.items() if site["type"] == "sample" and name in draw}
         densities = {name: jnp.sum(_scaled(site, site["fn"].log_prob(site["value"]))) for name, site in prior.items()}
-        unconstrained = {name: biject_to(site["fn"].support).inv(site["value"]) for name, site in prior.items()}
-        return densities, log_likelihood(ravel_pytree(unconstrained)[0])
+        transforms = {name: biject_to(site["fn"].support) for name, site in prior.items()}
+        unconstrained = {name: transforms[name].inv(site["value"]) for name, site in prior.items()}
+        jacobians = [
+            jnp.sum(transforms[name].log_abs_det_jacobian(unconstrained[name], site["value"]))
+            for name, site in prior.items()
+        ]
+        z = ravel_pytree(unconstrained)[0]
+        factors = log_prior(z) - sum(densities.values()) - sum(jacobians)
+        return densities, factors, log_likelihood(z)
 
     of_draws = jax.jit(jax.vmap(jax.vmap(of_draw)))
-    return jax.tree.map(np.asarray, of_draws({name: jnp.asarray(values) for name, values in draws.items()}))
+    found = of_draws({name: jnp.asarray(values) for name, values in draws.items()})
+    densities, factors, released = jax.tree.map(np.asarray, found)
+    size = 1 + sum(np.abs(values).max() for values in densities.values())
+    if np.ptp(factors) > _ROUNDING * size:  # it differs between draws
+        densities["factors"] = factors
+    return densities, released
 
 
 def _scaled(site: Mapping[str, Any], log_prob: jax.Array) -> jax.Array:

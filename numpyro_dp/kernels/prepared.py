@@ -151,6 +151,15 @@ class PreparedKernel(DPKernel):
             raise ValueError(f"there is no released likelihood at hand: {why}")
         return self._chain.log_likelihood
 
+    @property
+    def log_prior(self) -> Callable[[jax.Array], jax.Array]:
+        """The prior's log density of flat unconstrained parameters, Jacobians and data-free factors included.
+
+        :raises ValueError: as `released_log_likelihood`.
+        """
+        _ = self.released_log_likelihood
+        return cast(NutsChain, self._chain).log_prior
+
     def clip(self, kind: str) -> float:
         found = self._result.slope if self._result is not None and self._has_own_chain else None
         return super().clip(kind) if found is None else found

@@ -98,7 +98,7 @@ class Chain(Algorithm):
     """
 
     def __init__(self, prepared: Prepared, log_prior: Callable[[jax.Array], jax.Array]):
-        self.prepared, self._log_prior = prepared, log_prior
+        self.prepared, self.log_prior = prepared, log_prior
         self.num_warmup = 0
 
     def init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
@@ -137,7 +137,7 @@ class NutsChain(Chain):
 
         def potential(y: jax.Array) -> jax.Array:
             z = self._frame.at(y)
-            return -self._log_prior(z) - self.log_likelihood(z)
+            return -self.log_prior(z) - self.log_likelihood(z)
 
         init, sample = hmc(potential_fn=potential, algo="NUTS")
         state = init(
@@ -232,7 +232,7 @@ class WalkChain(Chain):
         assert slope is not None
         u, u_new = (frame.of(self._cut.coordinates(point)) for point in (z, z_new))
         ratio, scale = target.log_ratio(step.grant["ratio"], z, z_new, slope * jnp.linalg.norm(u_new - u))
-        public = self._log_prior(z_new) - self._log_prior(z)
+        public = self.log_prior(z_new) - self.log_prior(z)
         accepted, accept_prob, scale = accept_with_penalty(accept_key, ratio + public, scale, z_new)
         return Transition(jnp.where(accepted, z_new, z), accepted, accept_prob, scale, step.carry)
 

@@ -80,7 +80,7 @@ def prepared_kernel(eps, X, y, noise_aware, seed):
 
 def weighted_draws(chain, rng):
     """Points and weights of ``prior * S``: from normals of several widths, moved until they fit, and from the prior."""
-    log_target = jax.vmap(lambda z: chain._log_prior(z) + chain.log_likelihood(z))
+    log_target = jax.vmap(lambda z: chain.log_prior(z) + chain.log_likelihood(z))
     prior, centers, covariance = (
         stats.multivariate_normal(np.zeros(D)),
         [chain.prepared.start],

@@ -448,12 +448,12 @@ def test_other_public_arguments_are_refused_or_used():
 
     kernel = DPPenalty(located, eps=20.0, prepare=FORCE, num_iterations=20)
     kernel.init(jax.random.key(0), 0, None, (X, np.zeros(2)), {"y": Y})
-    at_its_own = kernel.algorithm._log_prior(jnp.full(2, 5.0))
+    at_its_own = kernel.algorithm.log_prior(jnp.full(2, 5.0))
     try:
         kernel.init(jax.random.key(0), 0, None, (X, np.full(2, 5.0)), {"y": Y})
     except (ValueError, PrivacyBudgetError):
         return
-    assert kernel.algorithm._log_prior(jnp.full(2, 5.0)) > at_its_own
+    assert kernel.algorithm.log_prior(jnp.full(2, 5.0)) > at_its_own
 
 
 def test_a_verdict_is_about_the_draws_of_its_own_run():

@@ -157,18 +157,23 @@ def test_a_public_number_that_is_none_is_known_again():
 
 
 @pytest.mark.statistical
-def test_a_prior_that_is_scaled_is_scaled():
+def test_a_prior_that_is_scaled_is_scaled_and_factors_are_part_of_it():
     def scaled(y):
         with numpyro.handlers.scale(scale=10.0):
             mu = numpyro.sample("mu", dist.Normal(0, 5))
+        spread = numpyro.sample("spread", dist.HalfNormal(2))
+        numpyro.factor("not too far", -100 * (spread - 1) ** 2)
         with numpyro.plate("rows", y.shape[0]):
-            numpyro.sample("y", dist.Normal(mu, 1), obs=y)
+            numpyro.sample("y", dist.Normal(mu, spread), obs=y)
 
     mcmc = MCMC(DPHMC(scaled, eps=20.0, noise_seed=1), num_warmup=50, num_samples=100, progress_bar=False)
     mcmc.run(jax.random.key(0), np.random.default_rng(0).normal(size=2000))
     results = to_arviz(mcmc, log_densities=True)
     mu = np.asarray(results["posterior"]["mu"])
     np.testing.assert_allclose(results["log_prior"]["mu"], 10 * stats.norm.logpdf(mu, 0, 5), rtol=1e-4)
+    spread, factors = np.asarray(results["posterior"]["spread"]), np.asarray(results["log_prior"]["factors"])
+    expected = -100 * (spread - 1) ** 2
+    np.testing.assert_allclose(factors - factors.mean(), expected - expected.mean(), atol=0.02)
 
 
 def test_summary_plots_and_files(mcmc, tmp_path):
