@@ -7,7 +7,7 @@ A run is *off* if a posterior mean is more than 4 of its own standard deviations
 hold less than 60% of the exact draws; *flagged* if `mcmc.privacy.posterior` is not trusted. The limit (`limit.py`) is
 printed beside the error where the model is smooth enough to have one. Errors are in exact standard deviations.
 
-The part `"unseen"` is for final figures: whoever looks at it has nothing to choose any more.
+The parts `"unseen"` and `"fresh"` are for final figures: whoever looks at them has nothing to choose any more.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from limit import limit_of
 from numpyro.infer import MCMC as ExactMCMC
 from numpyro.infer import NUTS, init_to_median, init_to_sample
 from zoo import PROBLEMS
+from zoo_fresh import FRESH
 from zoo_unseen import UNSEEN
 
 from numpyro_dp import DPHMC, MCMC, PosteriorWarning, PrivacyBudgetError, UnsupportedModelError
@@ -118,7 +119,8 @@ OWN_SAMPLERS = {"step_on_a_day": step_by_gibbs}
 
 def kept_exact_run(folder, name, model, kwargs, seed):
     """The same, once for a folder and a zoo: exact draws do not depend on what is judged by them."""
-    files = [Path(__file__).with_name(name).read_bytes() for name in ("zoo.py", "zoo_unseen.py")]
+    parts = ("zoo.py", "zoo_fresh.py") if name in FRESH else ("zoo.py", "zoo_unseen.py")
+    files = [Path(__file__).with_name(part).read_bytes() for part in parts]
     zoo = hashlib.sha256(b"".join(files)).hexdigest()[:8]
     path = Path(folder) / f"{name}-{seed}-{zoo}.npz"
     if not path.exists():
@@ -165,7 +167,7 @@ def one_run(name, model, kwargs, exact, eps, seed):
 
 
 def run(half, kinds, names, epses, tables, out, exact_draws, shard):
-    problems = {n: p for n, p in (PROBLEMS | UNSEEN).items() if p.half == half}
+    problems = {n: p for n, p in (PROBLEMS | UNSEEN | FRESH).items() if p.half == half}
     names = [n for n, p in problems.items() if n in (names or [n]) and p.kind in (kinds or [p.kind])]
     for name in names[shard[0] :: shard[1]]:
         for seed in tables:
@@ -246,7 +248,7 @@ _COUNTED = ((False, False), (False, True), (True, True), (True, False))
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("half", nargs="?", choices=("seen", "judged", "unseen"))
+    parser.add_argument("half", nargs="?", choices=("seen", "judged", "unseen", "fresh"))
     parser.add_argument("--kinds", nargs="*", default=[])
     parser.add_argument("--names", nargs="*", default=[])
     parser.add_argument("--eps", nargs="*", type=float, default=[1.0, 3.0], help="without a value: exact draws only")
