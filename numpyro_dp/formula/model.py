@@ -213,7 +213,8 @@ class FormulaModel:
             lines += [f"    {_site(name)}{f' - {_exact(at)}' if at else ''}" for name, at in self._centers(names)]
         lines += ['    """'] if names else []
         lines[-1] += "" if names else '"""'
-        lines += self._population_lines(middle, scale, num_levels)
+        offset, reach = self._place_of_offset()
+        lines += self._population_lines(middle - offset, scale, math.hypot(2.5 * scale, reach), num_levels)
         for effect, design in zip(self._effects, self._designs, strict=True):
             lines += self._effect_lines(effect, design, scale)
         if self._offset:
@@ -221,6 +222,13 @@ class FormulaModel:
         lines += [f"    {line.format(scale=_short(scale), levels=num_levels)}" for line in law.priors]
         lines += ['    with numpyro.plate("rows", X.shape[0]), numpyro.handlers.mask(mask=observed):']
         return [*lines, f'        numpyro.sample("{column}", {law.likelihood}, obs=y)']
+
+    def _place_of_offset(self) -> tuple[float, float]:
+        """The middle of the offset over its public range, and how far it is from there to the ends."""
+        if self._offset is None:
+            return 0.0, 0.0
+        low, high = self._offset(np.asarray(self._public[self._offset.column].ends, float))  # type: ignore[union-attr]
+        return (low + high) / 2, abs(high - low) / 2
 
     @property
     def unit_argument(self) -> str:
@@ -231,20 +239,21 @@ class FormulaModel:
     def _has_unit_effects(self) -> bool:
         return any(effect.group == self.unit for effect in self._effects)
 
-    def _population_lines(self, middle: float, scale: float, num_levels: int) -> list[str]:
+    def _population_lines(self, middle: float, scale: float, width: float, num_levels: int) -> list[str]:
+        """:param width: how far from `middle` the predictor's level may be, as a standard deviation."""
         law, design, of_x = self._law, self._design, self._in_x
         each = f".expand([{num_levels - 1}]).to_event(1)" if law.is_multiple else ""
         lines, terms = [], []
         if "Intercept" in design.names and law.has_intercept:
-            prior = f"dist.Normal({_exact(middle)}, {_short(2.5 * scale)}){each}"
+            prior = f"dist.Normal({_exact(middle)}, {_short(width)}){each}"
             lines.append(f'    intercept = numpyro.sample("Intercept", {prior})')
             terms.append("intercept")
         if len(of_x):
             # Where no intercept says where outcomes are, the coefficients must reach there.
-            width = 2.5 * scale if "Intercept" in design.names else math.hypot(2.5 * scale, middle)
+            reach = 2.5 * scale if "Intercept" in design.names else math.hypot(width, middle)
             lines.append("    slopes = [")
             for k in of_x:
-                prior = f"dist.Normal(0.0, {_short(width / design.spread[k])}){each}"
+                prior = f"dist.Normal(0.0, {_short(reach / design.spread[k])}){each}"
                 lines.append(f'        numpyro.sample("{_site(design.names[k])}", {prior}),')
             lines.append("    ]")
             terms.append("X @ jnp.stack(slopes)")

@@ -171,6 +171,15 @@ def test_priors_are_as_wide_as_the_public_ranges_say():
     assert sites["1|clinic_sigma"]["fn"].scale == pytest.approx(2.5 * scale, rel=1e-3)
 
 
+def test_an_intercept_makes_up_for_the_offset():
+    """Of cases in towns of 1,000 to 1,000,000 people, the rate's logarithm is about -10, not 0."""
+    model = FormulaModel("out ~ 1", "poisson", ranges={"people": (1e3, 1e6)}, offset="log(people)")
+    arguments = model.arguments(pd.DataFrame({"out": COUNTS, "people": np.full(N, 5e4)}))
+    prior = trace(seed(model, 0)).get_trace(**arguments)["Intercept"]["fn"]
+    assert prior.loc == pytest.approx(-np.log(10) * 4.5, rel=1e-5)
+    assert prior.scale == pytest.approx(np.hypot(2.5, np.log(10) * 1.5), rel=1e-2)
+
+
 def test_the_text_is_the_model():
     """Copied into a file, it is the same model."""
     model = made("poisson")
