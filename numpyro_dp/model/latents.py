@@ -24,8 +24,9 @@ from jax.flatten_util import ravel_pytree
 from numpyro.distributions import biject_to
 from numpyro.handlers import condition
 
+from numpyro_dp.model.drawing import CannotDrawError, is_drawable, is_unscaled, sites_at
 from numpyro_dp.model.integration import Rule, log_integral
-from numpyro_dp.model.tracing import CannotDrawError, Params, is_drawable, is_unscaled, sites_at
+from numpyro_dp.model.tracing import Params
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -16,11 +16,12 @@ from numpyro.infer import init_to_sample
 from numpyro.infer.util import potential_energy
 
 from numpyro_dp.model.arguments import compiled, quote, take_arrays
+from numpyro_dp.model.drawing import CannotDrawError
 from numpyro_dp.model.integration import MOST_LATENTS, Rule, grids, rules
 from numpyro_dp.model.latents import Latents, integrated
 from numpyro_dp.model.separable import SeparableModel
 from numpyro_dp.model.synthetic import synthetic_rows
-from numpyro_dp.model.tracing import CannotDrawError, Sites, fix_latents, initialized, keep_sites
+from numpyro_dp.model.tracing import Sites, fix_latents, initialized, keep_sites
 
 _MORE_CODES = 4  # random ones
 _PICKING_ROWS = 4  # of each kind

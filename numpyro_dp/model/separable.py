@@ -38,6 +38,7 @@ from numpyro_dp.model.arguments import (
     placeholder_rows,
     traced,
 )
+from numpyro_dp.model.drawing import CannotDrawError, draw_outcomes, few_outcomes
 from numpyro_dp.model.latents import (
     Latents,
     Parts,
@@ -47,15 +48,7 @@ from numpyro_dp.model.latents import (
     latent_log_density,
     latent_means,
 )
-from numpyro_dp.model.tracing import (
-    CannotDrawError,
-    Params,
-    draw_outcomes,
-    few_outcomes,
-    fix_latents,
-    keep_sites,
-    sum_over_latents,
-)
+from numpyro_dp.model.tracing import Params, fix_latents, keep_sites, sum_over_latents
 
 
 @dataclasses.dataclass(frozen=True)
