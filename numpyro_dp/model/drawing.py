@@ -5,12 +5,14 @@ An outcome is drawn only from a law whose sampler is known to draw from its dens
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to, discrete
 from numpyro.handlers import seed, substitute, trace
+from numpyro.primitives import Messenger
 
 from numpyro_dp.model.tracing import Params
 
@@ -72,12 +74,26 @@ def few_outcomes(
     return {site["name"]: values} if len(values) <= FEW else None
 
 
+def keep_totals(model: Callable, z: Params, outcomes: frozenset[str], args: tuple, kwargs: dict) -> bool:
+    """Whether outcomes that are drawn are counts of categories, with the totals that the model was given."""
+    sites = sites_at(model, z, jax.random.key(0), args, kwargs)
+    return all(type(_base(sites[name]["fn"])) is _Multinomial for name in outcomes)
+
+
+def _base(fn: dist.Distribution) -> dist.Distribution:
+    return (
+        _base(fn.base_dist)
+        if type(fn) in (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution)
+        else fn
+    )
+
+
 def sites_at(model: Callable, z: Params, rng_key: jax.Array, args: tuple, kwargs: dict) -> dict[str, Any]:
     def value(site: dict) -> jax.Array | None:
         is_given = site["type"] == "sample" and site["name"] in z
         return biject_to(site["fn"].support)(z[site["name"]]) if is_given else None
 
-    return trace(seed(substitute(model, substitute_fn=value), rng_key)).get_trace(*args, **kwargs)
+    return trace(seed(substitute(_always_end(model), substitute_fn=value), rng_key)).get_trace(*args, **kwargs)
 
 
 def is_unscaled(site: Mapping[str, Any]) -> bool:
@@ -89,10 +105,13 @@ def is_drawable(fn: dist.Distribution, allows_mask: bool = False) -> bool:
     """Whether NumPyro's sampler draws from the law that the density is of, and ends, whatever a row holds.
 
     Not of masked laws, unless there is one mask for all that is observed of a row; not of censored ones, of which a
-    draw is not what is seen; not of a user's own, of which nothing is known; not of `BinomialProbs` (a probability
-    above 1 in one row would keep everyone waiting for ever) or the hurdle laws; not of
-    `AsymmetricLaplaceQuantile`, which is there for a quantile's check loss: hardly anyone's rows are its draws.
+    draw is not what is seen; not of a user's own, of which nothing is known; not of `AsymmetricLaplaceQuantile`, which
+    is there for a quantile's check loss: hardly anyone's rows are its draws.
+
+    :param fn: as `sites_at` has it.
     """
+    if type(fn) in _HURDLES:
+        return not fn._is_discrete and is_drawable(fn.base_dist)
     if type(fn) is dist.MixtureGeneral:
         return all(map(is_drawable, fn.component_distributions))
     if type(fn) is dist.MixtureSameFamily:
@@ -104,6 +123,7 @@ def is_drawable(fn: dist.Distribution, allows_mask: bool = False) -> bool:
 
 _WRAPPERS = {
     dist.ExpandedDistribution,
+    dist.FoldedDistribution,
     dist.Independent,
     dist.LeftTruncatedDistribution,
     dist.RightTruncatedDistribution,
@@ -113,11 +133,137 @@ _WRAPPERS = {
     discrete.ZeroInflatedProbs,
 }
 _DRAWABLE_NAMES = """
-    AsymmetricLaplace BernoulliLogits BernoulliProbs Beta BetaBinomial BetaProportion BinomialLogits
-    CategoricalLogits CategoricalProbs Cauchy Chi2 Dirichlet Exponential Gamma GammaPoisson GeometricLogits
-    GeometricProbs Gumbel HalfCauchy HalfNormal InverseGamma Laplace LogNormal LogUniform Logistic
-    LowRankMultivariateNormal MultivariateNormal MultivariateStudentT NegativeBinomial2 NegativeBinomialLogits
-    NegativeBinomialProbs Normal OrderedLogistic Pareto Poisson SoftLaplace StudentT Uniform VonMises Weibull
-    ZeroInflatedPoisson
+    AsymmetricLaplace BernoulliLogits BernoulliProbs Beta BetaBinomial BetaNegativeBinomial BetaProportion
+    BinomialLogits CategoricalLogits CategoricalProbs Cauchy Chi2 Dagum Dirichlet DoublyTruncatedPowerLaw Exponential
+    Gamma GammaPoisson GaussianRandomWalk GeometricLogits GeometricProbs Gompertz Gumbel HalfCauchy HalfNormal
+    InverseGamma Kumaraswamy Laplace Levy LogNormal LogUniform Logistic LowerTruncatedPowerLaw
+    LowRankMultivariateNormal MatrixNormal MultivariateNormal MultivariateStudentT NegativeBinomial2
+    NegativeBinomialLogits NegativeBinomialProbs Normal OrderedLogistic Pareto Poisson ProjectedNormal SoftLaplace
+    StudentT Uniform VonMises Weibull ZeroInflatedPoisson
 """
-_DRAWABLE = {getattr(dist, name) for name in _DRAWABLE_NAMES.split()}
+_HURDLE_NAMES = "HurdleGamma HurdleLogNormal HurdleLogits HurdlePoisson HurdleProbs"
+_HURDLES = {getattr(dist, name) for name in _HURDLE_NAMES.split() if hasattr(dist, name)}  # since NumPyro 0.22
+
+
+# -- Samplers that end -------------------------------------------------------------------------------------------------
+
+
+class _always_end(Messenger):
+    """Draw from the same laws by samplers that end whatever a row holds."""
+
+    def process_message(self, msg):
+        if msg["type"] == "sample" and msg["value"] is None:
+            msg["fn"] = _ending(msg["fn"])
+
+
+def _ending(fn: dist.Distribution) -> dist.Distribution:
+    """The same law, by another sampler where NumPyro's may not end."""
+    if type(fn) is dist.BinomialProbs or (type(fn) is dist.BinomialLogits and _is_float(fn.total_count)):
+        return _Binomial(fn)
+    if type(fn) in _HURDLES and fn._is_discrete and _events_of(fn.base_dist) is not None:
+        return _HurdleCounts(fn)
+    if type(fn) in _MULTINOMIAL and fn.event_shape[0] <= FEW:
+        return _Multinomial(fn)
+    if type(fn) is dist.ExpandedDistribution and (base := _ending(fn.base_dist)) is not fn.base_dist:
+        return base.expand(fn.batch_shape)
+    if type(fn) is dist.Independent and (base := _ending(fn.base_dist)) is not fn.base_dist:
+        return base.to_event(fn.reinterpreted_batch_ndims)
+    if type(fn) is dist.MaskedDistribution and (base := _ending(fn.base_dist)) is not fn.base_dist:
+        return base.mask(fn._mask)
+    return fn
+
+
+class _Binomial(dist.BinomialProbs):
+    """With a probability within [0, 1]: beyond it a row has no density, and NumPyro's sampler no end. A total that is
+    written as a float is a whole number to it."""
+
+    def __init__(self, fn: Any):
+        total = _whole(fn.total_count) if _is_float(fn.total_count) else fn.total_count
+        super().__init__(jnp.clip(jnp.nan_to_num(fn.probs), 0, 1), total)
+
+
+def _is_float(x: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jnp.floating)
+
+
+def _whole(x: Any) -> jax.Array:
+    return jnp.clip(jnp.nan_to_num(x), 0, 2**30).astype(jnp.int32)
+
+
+_MULTINOMIAL = {dist.DirichletMultinomial, dist.MultinomialLogits, dist.MultinomialProbs}
+
+
+class _Multinomial(dist.Distribution):
+    """One category after the other, of what is left: NumPyro's sampler has to know the largest total beforehand."""
+
+    support = dist.constraints.independent(dist.constraints.nonnegative_integer, 1)
+
+    def __init__(self, fn: Any):
+        self._fn = fn
+        super().__init__(fn.batch_shape, fn.event_shape)
+
+    def sample(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+        shape, size = sample_shape + self.batch_shape, self.event_shape[0]
+        of_shares, *keys = jax.random.split(key, size)
+        if isinstance(self._fn, dist.DirichletMultinomial):
+            shares = jax.random.dirichlet(of_shares, self._fn.concentration, shape)
+        else:
+            shares = jnp.broadcast_to(self._fn.probs, (*shape, size))
+        left = jnp.broadcast_to(_whole(self._fn.total_count), shape)
+        beyond = jnp.cumsum(shares[..., ::-1], -1)[..., ::-1]  # of this category and those that follow
+        counts = []
+        for k, own_key in enumerate(keys):
+            law = dist.BinomialProbs(shares[..., k] / beyond[..., k], left)
+            counts.append(_Binomial(law).sample(own_key))
+            left = left - counts[-1]
+        return jnp.stack([*counts, left], -1)
+
+
+class _HurdleCounts(dist.Distribution):
+    """Counts above a hurdle, without the rejections of zeros by which NumPyro draws: of a tiny rate all are zeros.
+
+    A count is how often something happened in a time of 1. The first time is drawn on condition that it is before the
+    end, and what follows by the law of the time that is left.
+    """
+
+    support = dist.constraints.nonnegative_integer
+
+    def __init__(self, fn: Any):
+        events = _events_of(fn.base_dist)
+        assert events is not None
+        self._gate, self._events = fn.gate, events
+        super().__init__(fn.batch_shape)
+
+    def sample(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+        shape = sample_shape + self.batch_shape
+        of_gate, of_first, of_rate, of_rest = jax.random.split(key, 4)
+        rate, u = jnp.broadcast_to(self._events.rate, shape), jax.random.uniform(of_first, shape)
+        if self._events.concentration is None:
+            first = -jnp.log1p(u * jnp.expm1(-rate)) / rate
+        else:  # the rate itself is drawn, of a gamma law
+            concentration = jnp.broadcast_to(self._events.concentration, shape)
+            some = -jnp.expm1(-concentration * jnp.log1p(1 / rate))
+            first = rate * jnp.expm1(-jnp.log1p(-u * some) / concentration)
+            rate = jax.random.gamma(of_rate, concentration + 1) / (rate + first)
+        rest = jax.random.poisson(of_rest, jnp.nan_to_num(rate * jnp.clip(1 - first, 0, 1)))
+        return jnp.where(jax.random.bernoulli(of_gate, self._gate, shape), 0, 1 + rest)
+
+
+class _Events(NamedTuple):
+    """What is counted: events at a rate, which is drawn itself of a gamma law if that has a concentration."""
+
+    rate: Any
+    concentration: Any = None
+
+
+def _events_of(base: dist.Distribution) -> _Events | None:
+    """What a law of counts counts, if it is one of these."""
+    base = base.base_dist if type(base) is dist.ExpandedDistribution else base
+    if type(base) is dist.Poisson:
+        return _Events(base.rate)
+    if isinstance(base, dist.GammaPoisson) and type(base).__module__ == dist.GammaPoisson.__module__:
+        return _Events(base.rate, base.concentration)
+    return None
+
+
+_DRAWABLE = {_Binomial, _HurdleCounts, _Multinomial, *(getattr(dist, name) for name in _DRAWABLE_NAMES.split())}

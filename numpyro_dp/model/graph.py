@@ -110,6 +110,11 @@ class Graph:
                 wanted |= set(op.inputs) - set(known)
         return ops[::-1]
 
+    def adds_up(self, op: Op) -> bool:
+        """Whether an operation is a sum over the last axis."""
+        last = len(self.avals[op.inputs[0]].shape) - 1
+        return op.eqn.primitive.name == "reduce_sum" and op.eqn.params["axes"] == (last,) and last > 0
+
     def evaluate(self, known: Mapping[int, Any], targets: Sequence[int]) -> list[Any]:
         values = {**self.constants, **known}
         for op in self.needed(targets, known):
@@ -403,9 +408,10 @@ def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool
     graph = Graph(jax.make_jaxpr(log_densities)(z, key, rows, public), len(rows), separated.latents is not None)
     if graph.drawn is not None:
         # Where the observed outcome has a part in the law of the drawn one (a series' last value, a weight that depends
-        # on it), the two together are no draw of the model.
+        # on it), the two together are no draw of the model. But a total may be given, and the drawn one have it, too.
         outcomes = {graph.rows[k] for k in separated.outcome_leaves or ()}
-        if any(not outcomes.isdisjoint(op.inputs) for op in graph.needed([graph.drawn])):
+        uses = [op for op in graph.needed([graph.drawn]) if not outcomes.isdisjoint(op.inputs)]
+        if uses and not (all(map(graph.adds_up, uses)) and separated.draws_keep_totals(args, kwargs)):
             graph.drawn = None
         graph.num_outcomes = num_outcomes
     return graph

@@ -38,7 +38,7 @@ from numpyro_dp.model.arguments import (
     placeholder_rows,
     traced,
 )
-from numpyro_dp.model.drawing import CannotDrawError, draw_outcomes, few_outcomes
+from numpyro_dp.model.drawing import CannotDrawError, draw_outcomes, few_outcomes, keep_totals
 from numpyro_dp.model.latents import (
     Latents,
     Parts,
@@ -325,6 +325,18 @@ class SeparableModel:
         if self.outcome_leaves is not None and self.latents is None:
             jax.eval_shape(count, self.ravel(self.prototype), placeholder_rows(self.arguments))  # type: ignore[arg-type]
         return found[0] if found else None
+
+    def draws_keep_totals(self, args: tuple, kwargs: dict) -> bool:
+        """Whether a row's drawn outcome is of counts with the totals of what was observed."""
+        found = []
+
+        def look(z: jax.Array, row: tuple) -> None:
+            row_args, row_kwargs = self.with_private(*self.without_private(args, kwargs), row)
+            found.append(keep_totals(self._drawn_model(), self.unravel(z), self.outcomes, row_args, row_kwargs))
+
+        if self.latents is None:
+            jax.eval_shape(look, self.ravel(self.prototype), placeholder_rows(self.arguments))  # type: ignore[arg-type]
+        return any(found)
 
     def _few_outcomes(self, z: jax.Array, row_args: tuple, row_kwargs: dict) -> dict[str, jax.Array] | None:
         outcomes = self.outcomes

@@ -116,14 +116,10 @@ _NOT_DRAWN = {
     "item_response",
     "censored_by_masks",
     "censored_by_factor",
-    "dirichlet_multinomial",
     "missing_as_nan",
     "latent_zeros",
     "latent_size",
-    "one_hot_multinomial",
-    "directions",
     "short_series",
-    "shared_random_walk",
     "weighted_membership",
     "missing_covariate",
 }
@@ -220,13 +216,6 @@ def _masked_latent(y, seen):
 @pytest.mark.parametrize(
     ("model", "args"),
     [
-        # A probability above 1, in one row, would keep NumPyro's sampler from ending; so would a tiny rate.
-        (_observe(lambda a, y: dist.Binomial(10, probs=a / (1 + a)), lambda y: y), (bits,)),
-        pytest.param(
-            _observe(lambda a, y: dist.HurdlePoisson(0.5, a), lambda y: y),
-            (bits,),
-            marks=pytest.mark.skipif(not hasattr(dist, "HurdlePoisson"), reason="not in this NumPyro"),
-        ),
         (_observe(lambda a, y: dist.RightCensoredDistribution(dist.Exponential(a), y > 1), jnp.abs), (y,)),
         (_observe(lambda a, y: _Flat(a, 1), lambda y: y), (y,)),
         (_observe(lambda a, y: dist.Poisson(a * y**2), lambda y: 0 * y), (y,)),

@@ -1,0 +1,169 @@
+"""Outcomes that are drawn: by samplers that draw from the law's own density, and end whatever a row holds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_dp.model.coordinates import find_cut
+from numpyro_dp.model.drawing import _ending, is_drawable
+from numpyro_dp.model.separate import separate
+
+SHARES = jnp.array([0.2, 0.5, 0.3])
+HOSTILE = [np.nan, np.inf, -np.inf, -1.0, 0.0, 1e-30, 1e30]
+
+
+@pytest.fixture(autouse=True)
+def _any_parameter():
+    """Hostile rows give laws parameters that NumPyro would not take from a person."""
+    with numpyro.validation_enabled(False):
+        yield
+
+
+def _hurdle(name, *parameters):
+    """Since NumPyro 0.22."""
+    return getattr(dist, name)(*parameters) if hasattr(dist, name) else None
+
+
+def _hurdle_of(base):
+    return dist.HurdleProbs(base, 0.2) if hasattr(dist, "HurdleProbs") else None
+
+
+COUNTS = {
+    "binomial": dist.BinomialProbs(0.3, 7),
+    "binomial, certain": dist.BinomialProbs(1.0, 7),
+    "binomial, total as a float": dist.BinomialProbs(0.3, 7.0),
+    "binomial, logits, total as a float": dist.BinomialLogits(-0.5, 7.0),
+    "binomial, expanded": dist.BinomialProbs(0.3, 7).expand((1,)).to_event(1),
+    "hurdle poisson": _hurdle("HurdlePoisson", 0.3, 2.5),
+    "hurdle poisson, rare": _hurdle("HurdlePoisson", 0.3, 1e-4),
+    "hurdle poisson, logits": _hurdle("HurdleLogits", dist.Poisson(3.0), 0.5),
+    "hurdle geometric": _hurdle_of(dist.GammaPoisson(1.0, 0.8)),
+    "hurdle negative binomial": _hurdle_of(dist.NegativeBinomial2(3.0, 1.5)),
+    "hurdle negative binomial, rare": _hurdle("HurdleNegativeBinomial2", 0.4, 0.05, 0.3),
+    "multinomial": dist.MultinomialProbs(SHARES, 4),
+    "multinomial, logits": dist.MultinomialLogits(jnp.log(SHARES), 4),
+    "multinomial, masked": dist.MultinomialProbs(SHARES, 4).mask(True),
+    "dirichlet multinomial": dist.DirichletMultinomial(3 * SHARES, 4),
+}
+
+
+@pytest.mark.parametrize("name", [name for name, law in COUNTS.items() if law is not None])
+def test_counts_are_drawn_as_often_as_their_law_says(name):
+    law = COUNTS[name]
+    drawing = _ending(law)
+    assert is_drawable(drawing, True)
+    assert type(drawing) is not type(law) or drawing.base_dist is not law.base_dist
+    draws = 200_000
+    values = np.asarray(drawing.sample(jax.random.key(0), (draws,)))
+    found, counts = np.unique(values.reshape(draws, -1), axis=0, return_counts=True)
+    at = jnp.asarray(found.reshape(-1, *values.shape[1:]))
+    expected = draws * np.exp(np.asarray(jax.vmap(law.log_prob)(at), float).reshape(len(found)))
+    assert expected.sum() == pytest.approx(draws, rel=5e-3)
+    often = expected > 25
+    assert np.all(np.abs(counts - expected)[often] <= 5.5 * np.sqrt(expected[often]) + 1e-4 * draws * often[often])
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_draws_end_whatever_a_row_holds(value):
+    value = jnp.asarray(value)
+    laws = [
+        dist.BinomialProbs(value, 12),
+        dist.BinomialProbs(0.5, value),
+        dist.MultinomialProbs(value * SHARES, 4),
+        dist.MultinomialProbs(SHARES, value),
+        dist.DirichletMultinomial(value * SHARES, 4),
+        _hurdle("HurdlePoisson", value, 2.0),
+        _hurdle("HurdlePoisson", 0.3, value),
+        _hurdle("HurdleNegativeBinomial2", 0.3, value, 2.0),
+        _hurdle("HurdleNegativeBinomial2", 0.3, 2.0, value),
+    ]
+    for law in laws:
+        if law is not None:
+            jax.block_until_ready(jax.jit(_ending(law).sample)(jax.random.key(0)))
+
+
+def test_counts_of_categories_keep_their_totals():
+    totals = jnp.array([0, 1, 5, 1000])
+    for law in (dist.MultinomialProbs(SHARES, totals), dist.DirichletMultinomial(SHARES, totals)):
+        drawn = np.asarray(_ending(law).sample(jax.random.key(1), (50,)))
+        assert np.array_equal(drawn.sum(-1), np.broadcast_to(totals, (50, 4)))
+        assert drawn.min() >= 0
+
+
+_PLAIN = {
+    "BetaNegativeBinomial": (lambda p: dist.BetaNegativeBinomial(p[0], p[1], p[2]), [2.0, 6.0, 3.0]),
+    "Dagum": (lambda p: dist.Dagum(p[0], p[1], p[2]), [3.0, 2.0, 1.5]),
+    "DoublyTruncatedPowerLaw": (lambda p: dist.DoublyTruncatedPowerLaw(-1 - p[0], 10.0, 50.0), [0.85]),
+    "FoldedDistribution": (lambda p: dist.FoldedDistribution(dist.Normal(p[0], p[1])), [0.5, 1.2]),
+    "GaussianRandomWalk": (lambda p: dist.GaussianRandomWalk(p[0], 5), [0.7]),
+    "Gompertz": (lambda p: dist.Gompertz(p[0], p[1]), [1.5, 0.7]),
+    "HurdleGamma": (lambda p: _hurdle("HurdleGamma", p[0], p[1], p[2]), [0.3, 2.0, 1.5]),
+    "HurdleLogNormal": (lambda p: _hurdle("HurdleLogNormal", p[0], p[1], p[2]), [0.3, 0.5, 0.8]),
+    "Kumaraswamy": (lambda p: dist.Kumaraswamy(p[0], p[1]), [1.5, 2.0]),
+    "Levy": (lambda p: dist.Levy(1.0, p[0]), [0.7]),
+    "LowerTruncatedPowerLaw": (lambda p: dist.LowerTruncatedPowerLaw(-1 - p[0], 10.0), [0.85]),
+    "MatrixNormal": (
+        lambda p: dist.MatrixNormal(
+            jnp.outer(p[:2], jnp.ones(2)),
+            jnp.eye(2).at[1].set(jnp.stack([0.3 * p[2], p[2]])),
+            jnp.array([[1.0, 0.0], [0.2, 0.8]]),
+        ),
+        [1.0, 2.0, 0.7],
+    ),
+    "ProjectedNormal": (dist.ProjectedNormal, [0.7, 0.3]),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in _PLAIN if hasattr(dist, name)])
+def test_the_score_of_what_is_drawn_is_0_on_average(name, x64):
+    law, parameters = _PLAIN[name]
+    at, draws = jnp.array(parameters), 100_000
+    assert is_drawable(law(at))
+    values = law(at).sample(jax.random.key(7), (draws,))
+    scores = np.asarray(jax.jit(jax.vmap(lambda x: jax.grad(lambda p: law(p).log_prob(x))(at)))(values))
+    assert np.all(np.abs(scores.mean(0)) <= 5.5 * scores.std(0) / np.sqrt(draws))
+
+
+def _cut(model, *args):
+    return find_cut(separate(model, args), args, {})
+
+
+def test_a_total_may_be_that_of_the_outcome():
+    """Given how many there are, a row's law says of which kind. Of a law of other numbers that would be no draw."""
+
+    def by_category(law):
+        def model(X, y):
+            b = numpyro.sample("b", dist.Normal(0, 1).expand([2, 3]).to_event(2))
+            with numpyro.plate("rows", len(y)):
+                numpyro.sample("y", law(X @ b, y), obs=y)
+
+        return model
+
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(9, 2)).astype(np.float32), rng.integers(0, 6, (9, 3))
+    multinomial = by_category(lambda eta, y: dist.Multinomial(y.sum(-1), logits=eta))
+    dirichlet = by_category(lambda eta, y: dist.DirichletMultinomial(jnp.exp(eta), jnp.sum(y, -1)))
+    by_first = by_category(lambda eta, y: dist.Multinomial(10 + y[:, 0], logits=eta))
+    poisson = by_category(lambda eta, y: dist.Poisson(jnp.exp(eta) * y.sum(-1, keepdims=True)).to_event(1))
+    for model, is_drawn in ((multinomial, True), (dirichlet, True), (by_first, False), (poisson, False)):
+        cut = _cut(model, X, y)
+        assert (cut.drawn_log_density is not None) == is_drawn
+    cut = _cut(multinomial, X, y)
+    row, words = (X[:1], y[:1]), jnp.arange(2, dtype=jnp.uint32)
+    other = (X[:1], y[:1, ::-1])  # with the same total
+    phi = jnp.zeros(cut.size)
+    assert cut.drawn_log_density(phi, row, words) == cut.drawn_log_density(phi, other, words)
+
+
+def test_binomial_outcomes_are_drawn_by_probabilities_too():
+    def model(x, n, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Binomial(n, probs=jax.nn.sigmoid(b[0] + b[1] * x)), obs=y)
+
+    x, n = np.linspace(-1, 1, 9, dtype=np.float32), np.arange(20, 29)
+    for totals in (n, n.astype(np.float32)):
+        assert _cut(model, x, totals, np.arange(9)).drawn_log_density is not None
