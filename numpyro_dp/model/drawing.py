@@ -158,7 +158,7 @@ class _always_end(Messenger):
 
 def _ending(fn: dist.Distribution) -> dist.Distribution:
     """The same law, by another sampler where NumPyro's may not end."""
-    if type(fn) is dist.BinomialProbs or (type(fn) is dist.BinomialLogits and _is_float(fn.total_count)):
+    if type(fn) is dist.BinomialProbs or (type(fn) is dist.BinomialLogits and _is_other(fn.total_count)):
         return _Binomial(fn)
     if type(fn) in _HURDLES and fn._is_discrete and _events_of(fn.base_dist) is not None:
         return _HurdleCounts(fn)
@@ -174,20 +174,20 @@ def _ending(fn: dist.Distribution) -> dist.Distribution:
 
 
 class _Binomial(dist.BinomialProbs):
-    """With a probability within [0, 1]: beyond it a row has no density, and NumPyro's sampler no end. A total that is
-    written as a float is a whole number to it."""
+    """With a probability within [0, 1]: beyond it a row has no density, and NumPyro's sampler no end."""
 
     def __init__(self, fn: Any):
-        total = _whole(fn.total_count) if _is_float(fn.total_count) else fn.total_count
+        total = _whole(fn.total_count) if _is_other(fn.total_count) else fn.total_count
         super().__init__(jnp.clip(jnp.nan_to_num(fn.probs), 0, 1), total)
 
 
-def _is_float(x: Any) -> bool:
-    return jnp.issubdtype(jnp.result_type(x), jnp.floating)
+def _is_other(x: Any) -> bool:
+    """Whether it is written as something else than JAX's usual whole numbers, which NumPyro's sampler needs."""
+    return jnp.result_type(x) != jnp.result_type(int)
 
 
 def _whole(x: Any) -> jax.Array:
-    return jnp.clip(jnp.nan_to_num(x), 0, 2**30).astype(jnp.int32)
+    return jnp.clip(jnp.nan_to_num(x), 0, 2**30).astype(int)
 
 
 _MULTINOMIAL = {dist.DirichletMultinomial, dist.MultinomialLogits, dist.MultinomialProbs}

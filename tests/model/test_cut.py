@@ -120,6 +120,7 @@ _NOT_DRAWN = {
     "latent_zeros",
     "latent_size",
     "short_series",
+    "shared_random_walk",
     "weighted_membership",
     "missing_covariate",
 }

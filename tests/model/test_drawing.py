@@ -158,12 +158,14 @@ def test_a_total_may_be_that_of_the_outcome():
     assert cut.drawn_log_density(phi, row, words) == cut.drawn_log_density(phi, other, words)
 
 
-def test_binomial_outcomes_are_drawn_by_probabilities_too():
+@pytest.mark.parametrize("in_double_precision", [False, True])
+def test_binomial_outcomes_are_drawn_by_probabilities_too(in_double_precision):
     def model(x, n, y):
         b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
         with numpyro.plate("rows", len(y)):
             numpyro.sample("y", dist.Binomial(n, probs=jax.nn.sigmoid(b[0] + b[1] * x)), obs=y)
 
     x, n = np.linspace(-1, 1, 9, dtype=np.float32), np.arange(20, 29)
-    for totals in (n, n.astype(np.float32)):
-        assert _cut(model, x, totals, np.arange(9)).drawn_log_density is not None
+    for kind in (np.int64, np.int32, np.uint8, np.float32):
+        with jax.enable_x64(in_double_precision):
+            assert _cut(model, x, n.astype(kind), np.arange(9)).drawn_log_density is not None
