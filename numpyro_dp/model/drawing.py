@@ -3,6 +3,7 @@
 An outcome is drawn only from a law whose sampler is known to draw from its density, and to end whatever a row holds.
 """
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -81,11 +82,7 @@ def keep_totals(model: Callable, z: Params, outcomes: frozenset[str], args: tupl
 
 
 def _base(fn: dist.Distribution) -> dist.Distribution:
-    return (
-        _base(fn.base_dist)
-        if type(fn) in (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution)
-        else fn
-    )
+    return _base(fn.base_dist) if type(fn) in _SHAPED else fn
 
 
 def sites_at(model: Callable, z: Params, rng_key: jax.Array, args: tuple, kwargs: dict) -> dict[str, Any]:
@@ -111,7 +108,7 @@ def is_drawable(fn: dist.Distribution, allows_mask: bool = False) -> bool:
     :param fn: as `sites_at` has it.
     """
     if type(fn) in _HURDLES:
-        return not fn._is_discrete and is_drawable(fn.base_dist)
+        return not fn.support.is_discrete and is_drawable(fn.base_dist)
     if type(fn) is dist.MixtureGeneral:
         return all(map(is_drawable, fn.component_distributions))
     if type(fn) is dist.MixtureSameFamily:
@@ -160,17 +157,17 @@ def _ending(fn: dist.Distribution) -> dist.Distribution:
     """The same law, by another sampler where NumPyro's may not end."""
     if type(fn) is dist.BinomialProbs or (type(fn) is dist.BinomialLogits and _is_other(fn.total_count)):
         return _Binomial(fn)
-    if type(fn) in _HURDLES and fn._is_discrete and _events_of(fn.base_dist) is not None:
+    if type(fn) in _HURDLES and fn.support.is_discrete and _events_of(fn.base_dist) is not None:
         return _HurdleCounts(fn)
     if type(fn) in _MULTINOMIAL and fn.event_shape[0] <= FEW:
         return _Multinomial(fn)
-    if type(fn) is dist.ExpandedDistribution and (base := _ending(fn.base_dist)) is not fn.base_dist:
-        return base.expand(fn.batch_shape)
-    if type(fn) is dist.Independent and (base := _ending(fn.base_dist)) is not fn.base_dist:
-        return base.to_event(fn.reinterpreted_batch_ndims)
-    if type(fn) is dist.MaskedDistribution and (base := _ending(fn.base_dist)) is not fn.base_dist:
-        return base.mask(fn._mask)
+    if type(fn) in _SHAPED and (base := _ending(fn.base_dist)) is not fn.base_dist:
+        fn = copy.copy(fn)
+        fn.base_dist = base
     return fn
+
+
+_SHAPED = (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution)
 
 
 class _Binomial(dist.BinomialProbs):
