@@ -16,8 +16,10 @@ from numpyro_dp.privacy.clipping import (
     ClippedSum,
     OwnerIndex,
     chunk_rows,
+    clipped_moments,
     clipped_sum,
     map_chunks,
+    penalized_sum,
     radius_by_blocks,
     require_correct_sums,
     sensitivity_steps,
@@ -390,3 +392,23 @@ def test_one_row_more_changes_no_bit_of_the_others(function, width):
         more, fewer, alone = (steps(total(x)) for x in (X, X[:-1], X[-1:]))
         assert more - fewer == alone, n
         np.testing.assert_array_equal(np.asarray(values(X))[:-1], np.asarray(values(X[:-1])))
+
+
+@pytest.mark.parametrize("per_row", [lambda row: jnp.ones((2, 2)), lambda row: jnp.ones((), jnp.complex64)])
+def test_a_row_contributes_a_real_number_or_a_vector(per_row):
+    with pytest.raises(ValueError, match="a row contributes a real number or a vector"):
+        clipped_sum(per_row, (jnp.ones((5, 1)),), 1.0)
+
+
+@pytest.mark.parametrize("per_row", [lambda row: jnp.ones(2), lambda row: jnp.ones((), jnp.int32)])
+def test_a_moment_is_of_one_real_number(per_row):
+    with pytest.raises(ValueError, match="a row contributes one real number"):
+        clipped_moments(per_row, (jnp.ones((5, 1)),), 1.0)
+
+
+def test_the_bound_of_a_penalized_sum_is_that_of_its_claim():
+    """And no larger, which would be noise for nothing."""
+    bound, weight, factor, size = 0.3, 2.0, 0.25, 50
+    moments = clipped_moments(lambda row: row[0][0], (jnp.ones(size),), bound)
+    claimed = weight * bound * (1 + weight * bound * factor * (1 - 1 / size))
+    assert claimed <= float(penalized_sum(moments, weight, factor).bound) < 1.001 * claimed
