@@ -63,7 +63,7 @@ def test_counts_are_drawn_as_often_as_their_law_says(name):
     expected = draws * np.exp(np.asarray(jax.vmap(law.log_prob)(at), float).reshape(len(found)))
     assert expected.sum() == pytest.approx(draws, rel=5e-3)
     often = expected > 25
-    assert np.all(np.abs(counts - expected)[often] <= 5.5 * np.sqrt(expected[often]) + 1e-4 * draws * often[often])
+    assert np.all(np.abs(counts - expected)[often] <= 5.5 * np.sqrt(expected[often]))
 
 
 @pytest.mark.parametrize("value", HOSTILE)
@@ -75,6 +75,9 @@ def test_draws_end_whatever_a_row_holds(value):
         dist.MultinomialProbs(value * SHARES, 4),
         dist.MultinomialProbs(SHARES, value),
         dist.DirichletMultinomial(value * SHARES, 4),
+        dist.BetaNegativeBinomial(value, 2.0, 3.0),
+        dist.BetaNegativeBinomial(2.0, value, 3.0),
+        dist.BetaNegativeBinomial(2.0, 2.0, value),
         _hurdle("HurdlePoisson", value, 2.0),
         _hurdle("HurdlePoisson", 0.3, value),
         _hurdle("HurdleNegativeBinomial2", 0.3, value, 2.0),
