@@ -48,7 +48,7 @@ from numpyro_dp.preparation.row_scores import has_kinks
 from numpyro_dp.preparation.row_slopes import SLOPE_GRID, find_slope
 from numpyro_dp.preparation.search import Found, search
 from numpyro_dp.preparation.start import start_near
-from numpyro_dp.preparation.survey import Survey, is_centred
+from numpyro_dp.preparation.survey import WEIGHT_GRID, Survey, is_centred
 from numpyro_dp.preparation.verdict import FIT_SHARE, by_coordinate, check, find_mirror, reasons, uninformed, widths
 from numpyro_dp.privacy.accounting import gaussian_rho, noise_multiplier_for
 from numpyro_dp.privacy.fingerprint import fingerprint
@@ -405,14 +405,18 @@ class PreparedKernel(DPKernel):
 
     def finish_search(self, begun: "_Begun") -> Prepared:
         """Ask the table, and decide by its noisy answers."""
-        survey, prior = begun.survey, begun.prior
+        survey, prior, n = begun.survey, begun.prior, self.ledger.plan.num_rows
         asked = self._asked_in_search(begun) if begun.asked is None else begun.asked
         fund, cut = Fund(self.ledger, self.announce, asked), survey.cut
-        whole = fund.left
-        found = search(survey, prior, begun.near, fund, self.ledger.plan.num_rows)
-        if self._has_own_chain or begun.options.mode == "walk":
+        whole, walks = fund.left, self._has_own_chain or begun.options.mode == "walk"
+        if cut.row_weight is not None and n is not None and not walks:
+            survey = _of_rows_that_count_once(survey, fund, n)
+        found = search(survey, prior, begun.near, fund, n)
+        if walks:
             found = found._replace(frame=as_wide_as_the_posterior(found.frame, found.of_frames))
             return (self._own if self._has_own_chain else self._walk)(begun, fund, found)
+        if not survey.centres:
+            survey = survey.in_units_of(found.weight)
         found, surrogates, stages, guide = last_releases(survey, found, prior, fund, fund.left - FIT_SHARE * whole)
         checked, surrogate = check(survey, found, surrogates, stages, guide, fund, fund.left)
         start, covariance = start_near(cut, recentred(surrogate, prior), begun.z_prior)
@@ -598,6 +602,17 @@ class PreparedKernel(DPKernel):
         return super().__getstate__() | {"_chain": None, "_public": None}
 
 
+_WEIGHTS_NOISE, _WEIGHTS_SHARE, _EXCEEDING_WEIGHT = 0.06, 0.02, 0.2
+"""Of the rows: the noise of counts of weights above some, unless that would cost more than this share of the budget;
+and how many have a weight above a typical one."""
+
+
+def _of_rows_that_count_once(survey: Survey, fund: Fund, n: float) -> Survey:
+    price = min(WEIGHT_GRID.num_counts / (2 * (_WEIGHTS_NOISE * n) ** 2), _WEIGHTS_SHARE * fund.left)
+    draws = fund.ask(weights=Wish(price, WEIGHT_GRID.num_counts, (1,)))["weights"]
+    return survey.of_rows_that_count_once(draws, _EXCEEDING_WEIGHT * n)
+
+
 class _Begun(NamedTuple):
     """A preparation before it starts.
 
@@ -664,8 +679,11 @@ def _cut_of_units(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
         return cut
     of_unit: Callable = separated.per_unit if cut.parts is None else separated.integrate
     given, drawn = (cut.row_log_density, cut.drawn_log_density) if cut.parts is None else (cut.parts, cut.drawn_parts)
+    if cut.row_weight is not None:  # rows of a unit may count differently
+        drawn = None
     return dataclasses.replace(
         cut,
+        row_weight=None,
         apart=None,  # the rows of a unit may be of different groups
         row_log_density=of_unit(given),
         drawn_log_density=None if drawn is None else of_unit(drawn),

@@ -67,7 +67,10 @@ class Cut:
     :ivar coordinates: the function ``flat z -> phi``. Sees no private argument.
     :ivar row_log_density: the function ``(phi, one-row slices of the private arguments) -> log p(row | z)``.
     :ivar drawn_log_density: the function ``(phi, one-row slices, words of a key) -> log p(row' | z)``, where row' is
-        the row with its outcomes drawn at phi, constants to derivatives; None where phi does not tell their law.
+        the row with its outcomes drawn at phi, constants to derivatives; None where phi does not tell their law. It
+        counts once.
+    :ivar row_weight: the function ``one-row slices -> how often the row's density counts``; None if once, and where the
+        model does not say it by `handlers.scale`.
     :ivar num_outcomes: how many values the row's outcome can have, where these are few and nothing else is drawn: then
         the first of the words, a number below that, says which of them row' has.
     :ivar has_thresholds: whether parameters are compared with values that are no constants, so that there may be steps.
@@ -83,11 +86,21 @@ class Cut:
     coordinates: Callable[[jax.Array], jax.Array]
     row_log_density: Callable[[jax.Array, tuple], jax.Array]
     drawn_log_density: Callable[[jax.Array, tuple, jax.Array], jax.Array] | None = None
+    row_weight: Callable[[tuple], jax.Array] | None = None
     num_outcomes: int | None = None
     has_thresholds: bool = False
     apart: np.ndarray | None = None
     parts: Callable[[jax.Array], Parts] | None = None
     drawn_parts: Callable[[jax.Array], Parts] | None = None
+
+    def counting(self, factor: float) -> "Cut":
+        """Of rows that count so many times as often."""
+        density, weight = self.row_log_density, self.row_weight
+        return dataclasses.replace(
+            self,
+            row_log_density=lambda phi, row: factor * density(phi, row),
+            row_weight=lambda row: jnp.asarray(factor) if weight is None else factor * weight(row),
+        )
 
 
 def find_cut(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool = True) -> Cut:
@@ -101,6 +114,8 @@ def find_cut(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: b
     public = _public_arrays(separated, args, kwargs)
     computed = graph.op_of.keys() - graph.entries.keys()
     checkable = not any(isinstance(constant, jax.core.Tracer) for constant in graph.constants.values())
+    if graph.seen is not None and not (checkable and _are_ever_seen(graph, separated, public)):
+        graph.drawn = None
     banned = set() if checkable else set(computed)
     smallest = phi = _choose(graph, banned)
     for attempt in range(_ATTEMPTS + 1):
@@ -158,6 +173,7 @@ def _cut(graph: Graph, phi: "_Phi", separated: SeparableModel, public: Sequence)
         coordinates=functools.partial(_coordinates, graph, phi, public),
         row_log_density=density,
         drawn_log_density=drawn if can_draw else None,
+        row_weight=None if graph.weight is None else functools.partial(_row_weight, graph, public),
         num_outcomes=graph.num_outcomes,
         has_thresholds=graph.has_thresholds,
         apart=_apart(graph, phi),
@@ -337,6 +353,12 @@ def _drawn_log_density(
     return graph.evaluate({**_known(graph, phi, public, at, row), graph.key: key}, [graph.drawn])[0]
 
 
+def _row_weight(graph: Graph, public: Sequence, row: tuple) -> jax.Array:
+    assert graph.weight is not None
+    known = {v: jnp.asarray(x, graph.avals[v].dtype) for v, x in zip(graph.rows, row, strict=True)}
+    return graph.evaluate({**_with_public(graph, public), **known}, [graph.weight])[0]
+
+
 def _can_draw(graph: Graph, phi: _Phi) -> bool:
     """Whether a row can be drawn, and phi is all that it takes."""
     if graph.drawn is None:
@@ -469,15 +491,14 @@ def _check(graph: Graph, phi: _Phi, separated: SeparableModel, public: Sequence,
     if separated.latents is not None:
         near = _NEAR * rng.normal(size=(len(rows[0]), separated.latents.size))  # further out a scale may overflow
         rows = (*rows, near.astype(graph.avals[graph.z].dtype))
-    # Public arrays that are traced have no value here.
-    public = [np.ones(x.shape, canonical(x.dtype)) if isinstance(x, NO_VALUE) else np.asarray(x) for x in public]
+    public = _with_values(public)
 
     def compute(public: list, z: jax.Array, rows: tuple, noise: jax.Array) -> tuple:
         def at_z(z: jax.Array, row: tuple) -> jax.Array:
             arrays = _with_public(graph, public)
             return graph.original(
                 z, jnp.zeros(graph.avals[graph.key].shape, jnp.uint32), *row, *(arrays[v] for v in graph.public)
-            )[0]
+            )
 
         def over_rows(density: Callable, points: jax.Array) -> jax.Array:
             return jax.vmap(lambda p: jax.vmap(lambda row: density(p, row))(rows))(points)
@@ -501,6 +522,25 @@ def _check(graph: Graph, phi: _Phi, separated: SeparableModel, public: Sequence,
     # Compiled ahead of time, a function gives numbers even where `find_cut` itself is being traced.
     numbers = _Numbers(*jax.device_get(jax.jit(compute).lower(*inputs).compile()(*inputs)))
     return _blame(graph, phi, separated, numbers)
+
+
+def _are_ever_seen(graph: Graph, separated: SeparableModel, public: Sequence) -> bool:
+    """Whether some synthetic row has all that a row may have, so that masks say what is missing; see `are_all_seen`."""
+    rows = synthetic_rows(separated.private_arguments(), _ROWS, np.random.default_rng(0))
+    public = _with_values(public)
+
+    def seen(public: list, row: tuple) -> jax.Array:
+        known = _with_public(graph, public) | dict(zip(graph.rows, row, strict=True))
+        z = jnp.zeros(graph.avals[graph.z].shape, graph.avals[graph.z].dtype)
+        return graph.evaluate({**known, graph.z: z}, [graph.seen])[0]
+
+    found = jax.jit(jax.vmap(seen, (None, 0))).lower(public, rows).compile()(public, rows)
+    return bool(np.any(found))
+
+
+def _with_values(public: Sequence) -> list:
+    """Public arrays that are traced have no value here."""
+    return [np.ones(x.shape, canonical(x.dtype)) if isinstance(x, NO_VALUE) else np.asarray(x) for x in public]
 
 
 def _blame(graph: Graph, phi: _Phi, separated: SeparableModel, numbers: _Numbers) -> set[int]:

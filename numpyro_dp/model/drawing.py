@@ -30,25 +30,62 @@ def draw_outcomes(
     rng_key: jax.Array,
     args: tuple,
     kwargs: dict,
+    allows_masks: bool = False,
 ) -> dict[str, jax.Array]:
     """Values of a row's observed sites, drawn from the model at `z`.
 
     :param model: with these sites unobserved; other sites have one row.
     :param latents: discrete latents of the row, which are drawn on the way.
+    :param allows_masks: whether masks may hide some of several sites: see `are_all_seen`. One that hides all that is
+        observed of a row leaves the row out, and its draw with it.
     :raises CannotDrawError: if a site is a factor, or its law is not known to be drawn right (see `is_drawable`).
     """
 
     sites = sites_at(model, z, rng_key, args, kwargs)
     for name in outcomes | latents:
         site = sites.get(name)
-        # One mask for all that is observed of a row leaves the row out, and its draw with it; several say what is seen.
-        allows_mask = name in outcomes and len(outcomes) == 1
+        allows_mask = name in outcomes and (allows_masks or len(outcomes) == 1)
         if site is None or site["is_observed"] or not is_drawable(site["fn"], allows_mask):
             raise CannotDrawError(f"site {name}")
-        # What is drawn has the law that is not scaled: its information is off by a factor of the scale.
-        if not is_unscaled(site):
-            raise CannotDrawError(f"site {name} is scaled")
+    if latents and not all(is_unscaled(sites[name]) for name in outcomes | latents):
+        raise CannotDrawError("a sum over values is of densities that are scaled")
     return {name: sites[name]["value"] for name in outcomes}
+
+
+def are_all_seen(
+    model: Callable, z: Params, outcomes: frozenset[str], rng_key: jax.Array, args: tuple, kwargs: dict
+) -> jax.Array | None:
+    """Whether no mask hides one of a row's observed sites; None where there is no mask, or a single site.
+
+    A mask may say that an outcome is missing: then the others may be drawn beside it. Or it says which of several sites
+    tells of the same outcome, as where those beyond a limit of detection have a site of their own: then no row has all.
+
+    :param model, z, outcomes: as in `draw_outcomes`.
+    """
+    sites = sites_at(model, z, rng_key, args, kwargs)
+    if len(outcomes) == 1 or not any(_is_masked(sites[name]["fn"]) for name in outcomes):
+        return None
+    seen = [jnp.any(sites[name]["fn"].log_prob(sites[name]["value"]) != 0) for name in sorted(outcomes)]
+    return jnp.all(jnp.stack(seen))
+
+
+def weight_of(
+    model: Callable, z: Params, outcomes: frozenset[str], args: tuple, kwargs: dict
+) -> jax.Array | None:
+    """How often a row's density counts (`handlers.scale`), as a survey's weights say; None if once.
+
+    :param model: at one row.
+    :param z, outcomes: as in `draw_outcomes`.
+    :raises CannotDrawError: if what is observed of the row counts differently.
+    """
+    sites = sites_at(model, z, jax.random.key(0), args, kwargs)
+    first, *others = (sites[name] for name in sorted(outcomes))
+    if all(map(is_unscaled, (first, *others))):
+        return None
+    scale = first["scale"]
+    if any(site["scale"] is not scale for site in others) or jnp.size(scale) != 1:
+        raise CannotDrawError("outcomes are scaled in different ways")
+    return jnp.reshape(scale, ())
 
 
 FEW = 12
@@ -63,8 +100,7 @@ def few_outcomes(
     """
     sites = sites_at(model, z, jax.random.key(0), args, kwargs)
     site: dict[str, Any] | None = sites.get(next(iter(outcomes))) if len(outcomes) == 1 else None
-    # A law that is scaled is another one than that of the rows.
-    if site is None or latents or site["is_observed"] or not is_unscaled(site) or not is_drawable(site["fn"], True):
+    if site is None or latents or site["is_observed"] or not is_drawable(site["fn"], True):
         return None
     if math.prod(site["fn"].shape()) != 1:  # NumPyro would let all of a row's answers be the same
         return None
@@ -101,9 +137,8 @@ def is_unscaled(site: Mapping[str, Any]) -> bool:
 def is_drawable(fn: dist.Distribution, allows_mask: bool = False) -> bool:
     """Whether NumPyro's sampler draws from the law that the density is of, and ends, whatever a row holds.
 
-    Not of masked laws, unless there is one mask for all that is observed of a row; not of censored ones, of which a
-    draw is not what is seen; not of a user's own, of which nothing is known; not of `AsymmetricLaplaceQuantile`, which
-    is there for a quantile's check loss: hardly anyone's rows are its draws.
+    Not of censored laws, of which a draw is not what is seen; not of a user's own, of which nothing is known; not of
+    `AsymmetricLaplaceQuantile`, which is there for a quantile's check loss: hardly anyone's rows are its draws.
 
     :param fn: as `sites_at` has it.
     """
@@ -116,6 +151,10 @@ def is_drawable(fn: dist.Distribution, allows_mask: bool = False) -> bool:
     if type(fn) in _WRAPPERS or (allows_mask and type(fn) is dist.MaskedDistribution):
         return is_drawable(fn.base_dist, allows_mask)
     return type(fn) in _DRAWABLE
+
+
+def _is_masked(fn: dist.Distribution) -> bool:
+    return type(fn) is dist.MaskedDistribution or (type(fn) in _WRAPPERS and _is_masked(fn.base_dist))
 
 
 _WRAPPERS = {

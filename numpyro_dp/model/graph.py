@@ -40,7 +40,10 @@ class Graph:
     :ivar constants: values known beforehand, by number.
     :ivar z, public, rows, key: numbers of the flat parameters, of the public arrays, of the row, of the key's words.
         Where latents are integrated out, the last of the row's are these, w, and the density is that of row and w.
-    :ivar output, drawn: numbers of the row's log density, and of that of a row that is drawn; None if none can be.
+    :ivar output, drawn: numbers of the row's log density, and of that of a row that is drawn, which counts once; None
+        if none can be.
+    :ivar seen: whether no mask hides a part of the row; None if none could.
+    :ivar weight: how often the row's density counts; None if once, and where it is nothing that the row alone tells.
     :ivar start, prior, given: where latents are integrated out, the numbers of what `Parts` gives; else None. Then
         `drawn` is that of the row given w.
     :ivar num_outcomes: how many values an outcome can have, where these are few; then it is the key's first word that
@@ -50,8 +53,8 @@ class Graph:
     :ivar picks: the values that a row picks, by an index of its own, from a value that depends on the parameters alone.
     """
 
-    def __init__(self, closed: ClosedJaxpr, num_rows: int, has_latents: bool):
-        self.original = jaxpr_as_fun(closed)
+    def __init__(self, closed: ClosedJaxpr, outputs: Sequence[str], num_rows: int):
+        self._original, self._density = jaxpr_as_fun(closed), list(outputs).index("density")
         self.ops: list[Op] = []
         self.op_of: dict[int, Op] = {}
         self.avals: list[Any] = []  # shape and dtype of each value
@@ -62,12 +65,14 @@ class Graph:
         self.rows, self.public = rest[:num_rows], rest[num_rows:]
         self.of_z, self.of_row = {self.z}, {self.key, *self.rows}
         self.entries: dict[int, np.ndarray] = {self.z: np.arange(self.size(self.z))}
-        self.output, *others = self._write_out(closed.jaxpr, closed.consts, inputs)
-        parts: Sequence[int | None] = others[:3] if has_latents else (None, None, None)
-        self.start, self.prior, self.given = parts
-        drawn = others[3:] if has_latents else others
-        self.drawn = drawn[0] if drawn else None
+        found = dict(zip(outputs, self._write_out(closed.jaxpr, closed.consts, inputs), strict=True))
+        self.output = found["density"]
+        self.start, self.prior, self.given, self.drawn, self.weight, self.seen = map(found.get, _OTHER_OUTPUTS)
         self.num_outcomes: int | None = None
+
+    def original(self, *inputs: Any) -> jax.Array:
+        """The row's log density by z, key, rows and public arrays, as it was traced."""
+        return self._original(*inputs)[self._density]
 
     @property
     def num_params(self) -> int:
@@ -114,6 +119,11 @@ class Graph:
         """Whether an operation is a sum over the last axis."""
         last = len(self.avals[op.inputs[0]].shape) - 1
         return op.eqn.primitive.name == "reduce_sum" and op.eqn.params["axes"] == (last,) and last > 0
+
+    def finds_missing(self, op: Op) -> bool:
+        """Whether an operation tells only whether a value is missing (NaN), or finite."""
+        name = op.eqn.primitive.name
+        return name == "is_finite" or (name in ("ne", "eq") and op.inputs[0] == op.inputs[1])
 
     def evaluate(self, known: Mapping[int, Any], targets: Sequence[int]) -> list[Any]:
         values = {**self.constants, **known}
@@ -373,6 +383,9 @@ INLINED = CALLS - {"custom_jvp_call", "custom_vjp_call"}
 """Calls of functions that are written out. Those with derivatives of their own stay as they are."""
 
 
+_OTHER_OUTPUTS = ("start", "prior", "given", "drawn", "weight", "seen")
+
+
 def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool = True) -> Graph:
     """The operations by which log densities come of parameters and rows.
 
@@ -380,19 +393,23 @@ def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool
     """
     leaves, treedef = jax.tree.flatten((args, kwargs))
 
-    def log_densities(z: jax.Array, key: jax.Array, rows: tuple, public: Sequence) -> list[jax.Array]:
+    def log_densities(z: jax.Array, key: jax.Array, rows: tuple, public: Sequence) -> dict[str, jax.Array]:
         supply = iter(public)
         filled = [next(supply) if is_public(a) else leaf for leaf, a in zip(leaves, separated.arguments, strict=True)]
         args, kwargs = jax.tree.unflatten(treedef, filled)
         if separated.latents is not None:
             return _of_parts(separated, args, kwargs, z, key, rows)
-        found = [separated.row_log_density(args, kwargs)(z, rows)]
+        found = {"density": separated.row_log_density(args, kwargs)(z, rows)}
         # Whatever keeps outcomes from being drawn (a law that has no sampler, say), one can do without.
         with contextlib.suppress(Exception):
+            if (weight := separated.row_weight(args, kwargs)) is not None:
+                found["weight"] = weight(z, rows)
+            if (seen := separated.are_all_seen(args, kwargs)(z, rows)) is not None:
+                found["seen"] = seen
             if num_outcomes:
-                found.append(separated.enumerated_log_density(args, kwargs)(z, rows, key[0]))
+                found["drawn"] = separated.enumerated_log_density(args, kwargs)(z, rows, key[0])
             else:
-                found.append(separated.drawn_log_density(args, kwargs)(z, rows, key))
+                found["drawn"] = separated.drawn_log_density(args, kwargs)(z, rows, key)
         return found
 
     num_outcomes = None
@@ -405,12 +422,17 @@ def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool
     key = jax.ShapeDtypeStruct((2,) if separated.latents is None else (4,), jnp.uint32)
     if separated.latents is not None:
         rows = (*rows, jax.ShapeDtypeStruct((separated.latents.size,), z.dtype))
-    graph = Graph(jax.make_jaxpr(log_densities)(z, key, rows, public), len(rows), separated.latents is not None)
+    closed, outputs = jax.make_jaxpr(log_densities, return_shape=True)(z, key, rows, public)
+    graph = Graph(closed, sorted(outputs), len(rows))
+    outcomes = {graph.rows[k] for k in separated.outcome_leaves or ()}
+    of_law = [value for value in (graph.drawn, graph.weight) if value is not None]
+    if graph.weight in graph.of_z:
+        graph.weight = graph.drawn = None
     if graph.drawn is not None:
         # Where the observed outcome has a part in the law of the drawn one (a series' last value, a weight that depends
-        # on it), the two together are no draw of the model. But a total may be given, and the drawn one have it, too.
-        outcomes = {graph.rows[k] for k in separated.outcome_leaves or ()}
-        uses = [op for op in graph.needed([graph.drawn]) if not outcomes.isdisjoint(op.inputs)]
+        # on it), the two together are no draw of the model. But a total may be given, and the drawn one have it, too. And
+        # where an outcome is missing, so is the drawn one.
+        uses = [op for op in graph.needed(of_law) if not outcomes.isdisjoint(op.inputs) and not graph.finds_missing(op)]
         if uses and not (all(map(graph.adds_up, uses)) and separated.draws_keep_totals(args, kwargs)):
             graph.drawn = None
         graph.num_outcomes = num_outcomes
@@ -419,7 +441,7 @@ def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool
 
 def _of_parts(
     separated: SeparableModel, args: tuple, kwargs: dict, z: jax.Array, key: jax.Array, rows: tuple
-) -> list[jax.Array]:
+) -> dict[str, jax.Array]:
     """Of a row and its latents, the last of `rows`: the joint log density, then what `Parts` gives, then what is drawn.
 
     :param key: words of the unit's key, then of the row's.
@@ -428,10 +450,10 @@ def _of_parts(
     parts = separated.parts(args, kwargs)(z)
     prepared = parts.prepare(tuple(row))
     prior, given = parts.prior(prepared, w), parts.given(prepared, w)
-    found = [prior + given, parts.start(prepared), prior, given]
+    found = {"density": prior + given, "start": parts.start(prepared), "prior": prior, "given": given}
     with contextlib.suppress(Exception):
         drawn = separated.parts(args, kwargs, drawn=True)(z)
-        found.append(drawn.given(drawn.prepare(tuple(row), key[:2], key[2:]), w))
+        found["drawn"] = drawn.given(drawn.prepare(tuple(row), key[:2], key[2:]), w)
     return found
 
 

@@ -38,7 +38,14 @@ from numpyro_dp.model.arguments import (
     placeholder_rows,
     traced,
 )
-from numpyro_dp.model.drawing import CannotDrawError, draw_outcomes, few_outcomes, keep_totals
+from numpyro_dp.model.drawing import (
+    CannotDrawError,
+    are_all_seen,
+    draw_outcomes,
+    few_outcomes,
+    keep_totals,
+    weight_of,
+)
 from numpyro_dp.model.latents import (
     Latents,
     Parts,
@@ -272,12 +279,16 @@ class SeparableModel:
         row_args, row_kwargs = self.with_private(args, kwargs, row)
         model, outcomes = self._drawn_model(), self.outcomes
         w = draw_latents(model, z, self.latents.names, of_unit, row_args, row_kwargs)
-        values = draw_outcomes(model, {**z, **w}, outcomes, self.row_latents, of_row, row_args, row_kwargs)
+        at = {**z, **w}
+        values = draw_outcomes(model, at, outcomes, self.row_latents, of_row, row_args, row_kwargs)
+        if weight_of(model, at, outcomes, row_args, row_kwargs) is not None:
+            raise CannotDrawError("rows whose latents are integrated out are scaled")
         return jax.lax.stop_gradient(values)
 
     def drawn_log_density(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple, jax.Array], jax.Array]:
         """The function ``(flat z, one-row slices, words of a key) -> log p(row' | z)``, where row' is the row with its
-        observed sites drawn from the model at z. To derivatives the draw is a constant.
+        observed sites drawn from the model at z. To derivatives the draw is a constant. It is the density of the law
+        that they are drawn from: it counts once, however often the row's does (`row_weight`).
 
         :raises CannotDrawError: where the model does not say how a row's outcomes come about; the function does, too.
         """
@@ -293,15 +304,17 @@ class SeparableModel:
         def log_density(z: jax.Array, row: tuple, key: jax.Array) -> jax.Array:
             row_args, row_kwargs = self.with_private(args, kwargs, row)
             key = jax.random.wrap_key_data(key, impl="threefry2x32")
-            values = draw_outcomes(drawn_model, self.unravel(z), outcomes, self.row_latents, key, row_args, row_kwargs)
-            drawn = dataclasses.replace(self, model=_Observe(self.model, jax.lax.stop_gradient(values)))
+            at, latents = self.unravel(z), self.row_latents
+            values = draw_outcomes(drawn_model, at, outcomes, latents, key, row_args, row_kwargs, allows_masks=True)
+            values = jax.lax.stop_gradient(values)
+            drawn = dataclasses.replace(self, model=_Observe(self.model, values, counts_once=True))
             return drawn.row_log_density(args, kwargs)(z, row)
 
         return log_density
 
     def enumerated_log_density(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple, jax.Array], jax.Array]:
         """The function ``(flat z, one-row slices, k) -> log p(row' | z)``, where row' is the row with the k-th of all
-        values that its outcome can have. Only where `num_outcomes` says that there are few.
+        values that its outcome can have. Only where `num_outcomes` says that there are few. It counts once, too.
         """
         args, kwargs = self.without_private(args, kwargs)
 
@@ -310,7 +323,8 @@ class SeparableModel:
             values = self._few_outcomes(z, *self.with_private(args, kwargs, row))
             assert values is not None
             chosen = {name: jnp.take(value, k, axis=0) for name, value in values.items()}
-            return dataclasses.replace(self, model=_Observe(self.model, chosen)).row_log_density(args, kwargs)(z, row)
+            observed = dataclasses.replace(self, model=_Observe(self.model, chosen, counts_once=True))
+            return observed.row_log_density(args, kwargs)(z, row)
 
         return log_density
 
@@ -325,6 +339,34 @@ class SeparableModel:
         if self.outcome_leaves is not None and self.latents is None:
             jax.eval_shape(count, self.ravel(self.prototype), placeholder_rows(self.arguments))  # type: ignore[arg-type]
         return found[0] if found else None
+
+    def row_weight(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple], jax.Array] | None:
+        """The function ``(flat z, one-row slices) -> how often the row's density counts``; None if once.
+
+        :raises CannotDrawError: if what is observed of a row counts differently.
+        """
+        args, kwargs = self.without_private(args, kwargs)
+        model, found = self._as_one_row, []
+
+        def weight(z: jax.Array, row: tuple) -> jax.Array | None:
+            return weight_of(model, self.unravel(z), self.outcomes, *self.with_private(args, kwargs, row))
+
+        def look(z: jax.Array, row: tuple) -> None:
+            found.append(weight(z, row))
+
+        jax.eval_shape(look, self.ravel(self.prototype), placeholder_rows(self.arguments))  # type: ignore[arg-type]
+        return None if found == [None] else weight  # type: ignore[return-value]
+
+    def are_all_seen(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple], jax.Array | None]:
+        """The function ``(flat z, one-row slices) -> whether no mask hides a part of the row``; None if none could."""
+        args, kwargs = self.without_private(args, kwargs)
+
+        def seen(z: jax.Array, row: tuple) -> jax.Array | None:
+            row_args, row_kwargs = self.with_private(args, kwargs, row)
+            key = jax.random.key(0, impl="threefry2x32")
+            return are_all_seen(self._drawn_model(), self.unravel(z), self.outcomes, key, row_args, row_kwargs)
+
+        return seen
 
     def draws_keep_totals(self, args: tuple, kwargs: dict) -> bool:
         """Whether a row's drawn outcome is of counts with the totals of what was observed."""
@@ -492,12 +534,17 @@ class _Unobserve(Messenger):
 
 
 class _Observe(Messenger):
-    """Observed sites with other values."""
+    """Observed sites with other values.
 
-    def __init__(self, fn: Callable, values: Mapping[str, jax.Array]):
-        self.values = values
+    :param counts_once: whether their densities are no longer scaled.
+    """
+
+    def __init__(self, fn: Callable, values: Mapping[str, jax.Array], counts_once: bool = False):
+        self.values, self.counts_once = values, counts_once
         super().__init__(fn)
 
     def process_message(self, msg):
         if msg["type"] == "sample" and msg["name"] in self.values:
             msg["value"] = self.values[msg["name"]]
+            if self.counts_once:
+                msg["scale"] = None

@@ -163,11 +163,14 @@ def centred_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number:
     Where the outcome can have few values, none is drawn: each counts by its probability. Draws would not do where one
     of them is rare, and so says nearly all. Pseudo-random numbers are public, and depend on the row's position only.
 
+    A row that counts w times has the gradient w g, but outcomes of the law with the gradient g: then the information
+    is the mean of ``s w g g'``.
+
     :param number: the position of the row.
     """
     if cut.num_outcomes is not None:
         return _scores_by_outcome(cut, frame, bound, row)
-    _, drawn = _drawn_gradients(cut, frame, row, _words(number))
+    _, of_law, drawn = _drawn_gradients(cut, frame, row, _words(number))
     own = row_gradient(cut, frame, row)
     moved, lost = _recentred(drawn, bound)
     factors = jnp.minimum(1, bound / jnp.maximum(_norms(moved), jnp.finfo(moved.dtype).tiny))
@@ -183,8 +186,8 @@ def centred_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number:
     within = clipped * (1 - jnp.max(outlying))
     return RowScores(
         own + jnp.mean(lost, 0),
-        (drawn * factors[:, None]).T @ drawn / CENTRE_DRAWS,
-        drawn.T @ drawn / CENTRE_DRAWS,
+        (drawn * factors[:, None]).T @ of_law / CENTRE_DRAWS,
+        drawn.T @ of_law / CENTRE_DRAWS,
         jnp.mean((factors * _norms(moved)) ** 2),
         within[0] - jnp.mean(within[1:]),
         outlying[0] - jnp.mean(outlying[1:]),
@@ -207,9 +210,9 @@ def row_excesses(cut: Cut, frame: Frame, edges: jax.Array, row: tuple, number: j
     gradient = row_gradient(cut, frame, row)
     own = jnp.linalg.norm(gradient)
     if cut.num_outcomes is not None:
-        gradients, chances = _outcomes(cut, frame, row)
+        _, gradients, chances = _outcomes(cut, frame, row)
     else:
-        _, gradients = _drawn_gradients(cut, frame, row, _words(number))
+        _, _, gradients = _drawn_gradients(cut, frame, row, _words(number))
         gradients = jnp.concatenate([jnp.where(jnp.isfinite(own), gradient, 0)[None], gradients])
         chances = jnp.full(len(gradients), 1 / len(gradients), own.dtype)
     norms = _norms(gradients)
@@ -218,12 +221,19 @@ def row_excesses(cut: Cut, frame: Frame, edges: jax.Array, row: tuple, number: j
     return jnp.where(is_rare & jnp.isfinite(own), _parts(own, edges) - expected, 0)
 
 
-def _drawn_gradients(cut: Cut, frame: Frame, row: tuple, words: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Log densities and gradients of the row with other outcomes, one for each of the words; 0 if not finite."""
+def _drawn_gradients(cut: Cut, frame: Frame, row: tuple, words: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Log densities of the row with other outcomes, one for each of the words; their gradients, 0 if not finite; and
+    these as often as the row counts.
+    """
     assert cut.drawn_log_density is not None
     density, zero = cut.drawn_log_density, jnp.zeros_like(jnp.asarray(frame.center))
     values, gradients = jax.vmap(lambda k: jax.value_and_grad(lambda u: density(frame.at(u), row, k))(zero))(words)
-    return values, jnp.where(jnp.all(jnp.isfinite(gradients), 1, keepdims=True), gradients, 0)
+    gradients = _finite(gradients)
+    return values, gradients, gradients if cut.row_weight is None else _finite(cut.row_weight(row) * gradients)
+
+
+def _finite(vectors: jax.Array) -> jax.Array:
+    return jnp.where(jnp.all(jnp.isfinite(vectors), 1, keepdims=True), vectors, 0)
 
 
 def _words(number: jax.Array) -> jax.Array:
@@ -232,18 +242,19 @@ def _words(number: jax.Array) -> jax.Array:
     return jax.random.key_data(jax.random.split(key, CENTRE_DRAWS))
 
 
-def _outcomes(cut: Cut, frame: Frame, row: tuple) -> tuple[jax.Array, jax.Array]:
-    """The row's gradients with all values that its outcome can have, and the probability of each."""
+def _outcomes(cut: Cut, frame: Frame, row: tuple) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The row's gradients with all values that its outcome can have, these as often as it counts, and the probability
+    of each."""
     assert cut.num_outcomes is not None
     numbers = jnp.arange(cut.num_outcomes, dtype=jnp.uint32)
-    values, gradients = _drawn_gradients(cut, frame, row, jnp.stack([numbers, jnp.zeros_like(numbers)], 1))
+    values, of_law, gradients = _drawn_gradients(cut, frame, row, jnp.stack([numbers, jnp.zeros_like(numbers)], 1))
     chances = jax.nn.softmax(jnp.where(jnp.isfinite(values), values, -jnp.inf))
-    return gradients, jnp.where(jnp.all(jnp.isfinite(chances)), chances, 0)  # no outcome is possible
+    return of_law, gradients, jnp.where(jnp.all(jnp.isfinite(chances)), chances, 0)  # no outcome is possible
 
 
 def _scores_by_outcome(cut: Cut, frame: Frame, bound: jax.Array, row: tuple) -> RowScores:
     """`centred_scores` by all values that the outcome can have, each with its probability."""
-    gradients, chances = _outcomes(cut, frame, row)
+    of_law, gradients, chances = _outcomes(cut, frame, row)
     own = row_gradient(cut, frame, row)
     shift = jnp.zeros_like(own)
     for _ in range(2 * CENTRE_STEPS):
@@ -261,8 +272,8 @@ def _scores_by_outcome(cut: Cut, frame: Frame, bound: jax.Array, row: tuple) -> 
     are_clipped, are_outlying = lengths > bound, (rarity < surprising) & (lengths > bound)
     return RowScores(
         own + shift,
-        (gradients * (chances * factors)[:, None]).T @ gradients,
-        (gradients * chances[:, None]).T @ gradients,
+        (gradients * (chances * factors)[:, None]).T @ of_law,
+        (gradients * chances[:, None]).T @ of_law,
         chances @ (factors * lengths) ** 2,
         is_clipped - is_outlying - chances @ (are_clipped & ~are_outlying),
         is_outlying - chances @ are_outlying,

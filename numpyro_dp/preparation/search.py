@@ -78,6 +78,9 @@ _TOLD_NOISE, _TOLD_EDGE = 16.0, 2.0
 """A round with no more noise, in a step for each coordinate and in the information, is a part of the last release."""
 _LEAST, _MOST = 0.15, 5.0
 """Eigenvalues of the posterior's precision in a frame that is right enough, as released; but for what noise makes."""
+_USUAL = 1.5
+"""More than a third of the rows are hardly ever so many times as long as their root mean square; the grid's steps round
+up, by up to the root of 2."""
 _LOUD = 30.0
 """A step whose noise is above this, squared and for each coordinate, is not gone without a look at what it gains."""
 
@@ -91,6 +94,8 @@ class Round(NamedTuple):
     :ivar noise: what the noise adds to that on average.
     :ivar edge: about the largest eigenvalue of the noise in the information (Wigner's semicircle).
     :ivar least, most: smallest and largest eigenvalue of the posterior's precision, as released.
+    :ivar usual: a norm that many rows' gradients exceed, over that of a row in a frame that is right; 1 where nobody
+        asked, and where it is less.
     """
 
     frame: Frame
@@ -103,6 +108,7 @@ class Round(NamedTuple):
     edge: float
     least: float
     most: float
+    usual: float = 1.0
 
     @property
     def is_near(self) -> bool:
@@ -170,6 +176,16 @@ class Found(NamedTuple):
                 break
             near.append(here)
         return near
+
+    @property
+    def weight(self) -> float:
+        """How often a typical row seems to count, where no model tells and the search asked how long gradients are.
+
+        The information identity says how long they are in a frame that is right, if a row's density is that of a law: a
+        row that counts w times (a weight in a `numpyro.factor`) is ``sqrt(w)`` times as long there.
+        """
+        usual = self.rounds[-1].usual if self.rounds else 1.0
+        return usual**2 / BOUND_GRID.ratio if usual > _USUAL else 1.0
 
     @property
     def has_arrived(self) -> bool:
@@ -277,7 +293,7 @@ def _round(
     room: float,
 ) -> Round:
     m = survey.size
-    bounds, found = _release(survey, fund, frame, prices, n, not rounds or rounds[-1].is_near, room)
+    bounds, found, usual = _release(survey, fund, frame, prices, n, not rounds or rounds[-1].is_near, room)
     edge = noise_edge(found.information_scale, m)
     step, distance, noise = _step(found, edge, prior, frame)
     length = 1.0
@@ -291,19 +307,19 @@ def _round(
             length = 1.0
     precisions = np.linalg.eigvalsh(found.information + prior.for_next(frame))
     least, most = float(precisions[0]), float(precisions[-1])
-    return Round(frame, bounds, found, step, length, distance, noise, edge, least, most)
+    return Round(frame, bounds, found, step, length, distance, noise, edge, least, most, usual)
 
 
 def _release(
     survey: Survey, fund: Fund, frame: Frame, prices: _Prices, n: float, is_settled: bool, room: float
-) -> tuple[Bounds, Derivatives]:
-    """Score and information at the frame's centre, and the clip bounds that they were released with.
+) -> tuple[Bounds, Derivatives, float]:
+    """Score and information at the frame's centre, and the clip bounds that they were released with; `Round.usual`.
 
     :param is_settled: whether rows' norms are about those of a right frame, so that bounds follow from public numbers:
         at the start, where the scales have been searched for, and where no step is left that is longer than the noise.
     """
     m = survey.size
-    typical = typical_norm(m, survey.power * n)
+    typical, usual = typical_norm(m, survey.power * n), 1.0
     wishes = {"derivatives": Wish(prices.derivatives, 1, (survey.derivative_numbers,))}
     if survey.centres and is_settled:
         draws = fund.ask(**wishes)
@@ -312,6 +328,7 @@ def _release(
         draws = fund.ask(bounds=Wish(prices.bounds, BOUND_GRID.num_counts, (2,)), **wishes)
         least = 2.0**-16 * np.array([typical, typical**2])
         score, information = survey.bounds(draws["bounds"], frame, least, _UNSEEN * n)
+        usual = max(score / typical, 1.0)
         # Where few rows say most (a rare outcome), typical ones say little: no bound is below that of a right frame.
         score, information = max(score, typical), max(_INFORMATION_ROOM * information, typical**2)
         if survey.centres:  # what is taken from the information is taken from the score, too
@@ -321,7 +338,7 @@ def _release(
         if room > 1:
             score = max(score, room * SCORE_ROOM * typical)
         bounds = Bounds(score, information)
-    return bounds, survey.derivatives(draws["derivatives"], frame, bounds, 0.5, n)
+    return bounds, survey.derivatives(draws["derivatives"], frame, bounds, 0.5, n), usual
 
 
 def _step(found: Derivatives, edge: float, prior: NormalPrior, frame: Frame) -> tuple[np.ndarray, float, float]:

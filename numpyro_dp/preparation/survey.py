@@ -47,6 +47,7 @@ it is large."""
 _FALL_SHARE = 0.2
 """Of the price of derivatives, for the fall."""
 SCALE_GRID, RARE_GRID = Grid(2.0, 6), Grid(2.0, 5)
+WEIGHT_GRID, LEAST_WEIGHT = Grid(2.0, 6), 2.0**-32
 BOUND_GRID = Grid(2.0**0.5, 7)
 LAST_BOUND_GRID = Grid(2.0**0.5, 4)
 CURVE_GRID = Grid(2.0, 5)
@@ -150,6 +151,7 @@ class Survey:
         self._count = target.program(self._count_rows)
         self.kinds = kinds_of(cut.size, cut.apart)
         self._scales = target.program(self._find_scales, static=(2,))
+        self._weights = target.program(self._find_weight)
         self._row_counts = target.program(self._sum_row_counts)
         self._bounds = target.program(self._find_bounds, static=(2,))
         self._derivatives = target.program(self._sum_derivatives)
@@ -234,6 +236,24 @@ class Survey:
         numbers = (jnp.asarray(x, self.dtype) for x in (smallest, threshold))
         found = self._scales(self._target, draws, self._cast(frame), grid, *numbers, jnp.asarray(kinds))
         return np.asarray(found, float)
+
+    def of_rows_that_count_once(self, draws: Draw, threshold: float) -> "Survey":
+        """The same survey, but a weight that about so many rows exceed is taken from the rows' densities, and is a part
+        of the likelihood's power. So a row's typical gradient is known, whatever the unit of the weights is.
+
+        :param draws: for `WEIGHT_GRID`.
+        """
+        numbers = (jnp.asarray(x, self.dtype) for x in (LEAST_WEIGHT, threshold))
+        found = float(self._weights(self._target, draws, *numbers))
+        if found < 1.5 * LEAST_WEIGHT:  # hardly a row counts
+            return self
+        return self.in_units_of(found / math.sqrt(WEIGHT_GRID.ratio))  # the grid's steps round up
+
+    def in_units_of(self, weight: float) -> "Survey":
+        """The same survey of rows that count so many times less, in a likelihood whose power is as many times larger."""
+        other = Survey(self._target, self.cut.counting(1 / weight), self._is_smooth)
+        other.power = weight * self.power
+        return other
 
     def row_counts(self, draw: Draw, frame: Frame, least: np.ndarray) -> np.ndarray:
         """How many rows have a derivative above `least` by each of the coordinates, shape (m,); with noise."""
@@ -399,6 +419,10 @@ class Survey:
 
     def _count_rows(self, target: PrivateTarget, draw: Draw) -> jax.Array:
         return target.release_sum(draw, lambda row: jnp.ones((), self.dtype), 1.0).value
+
+    def _find_weight(self, target, draws, smallest, threshold) -> jax.Array:
+        weight = self.cut.row_weight
+        return target.find_bounds(draws, lambda row: weight(row)[None], WEIGHT_GRID, smallest, threshold)[0]
 
     def _find_scales(self, target, draws, frame, grid, smallest, threshold, kinds) -> jax.Array:
         def of_kinds(row: tuple) -> jax.Array:

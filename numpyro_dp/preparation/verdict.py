@@ -57,6 +57,7 @@ class Check(NamedTuple):
         width: 0.
     :ivar curve_noise: standard deviation of the noise in it.
     :ivar lost: share of the rows with kinks that were clipped, where nobody knows what that takes: 0; None elsewhere.
+    :ivar shortened: share of the rows that were clipped, where they have no kinks and no model tells how many are: few.
     :ivar taken: about how far the clip still moves the posterior by what it takes of rows that are longer than the
         model expects, in standard deviations of the noise-aware posterior: 0.
     :ivar room: the score's bound, over the least that it ever has, where rows are longer than the model expects: what
@@ -79,6 +80,7 @@ class Check(NamedTuple):
     curve_noise: float
     width: float = 1.0
     lost: float | None = None
+    shortened: float | None = None
     taken: float = 0.0
     room: float = 1.0
 
@@ -132,6 +134,7 @@ def check(
         curve_noise=fit.curve_scale,
         width=_width(surrogate, precision, frame),
         lost=fit.clipped / n if survey.has_kinks else None,
+        shortened=None if survey.centres or survey.has_kinks else fit.clipped / n,
         taken=found.long_rows.taken / math.hypot(1.0, last.found.score_scale),
         room=room if survey.is_open else 1.0,
     ), surrogate
@@ -150,7 +153,7 @@ def _variance(survey: Survey, fit: Fit, surrogate: Surrogate, frame: Frame) -> f
     """Of the clipped scores over the information: the ratio of their traces, in the frame of the last look."""
     # The information is not the scores' variance, but what the posterior's width goes by, where it is minus the second
     # derivative: a likelihood that is scaled, or a check loss, is not that of the law by which rows come about.
-    if survey.has_kinks or not survey.centres:
+    if survey.has_kinks or not survey.centres or survey.cut.row_weight is not None:
         return 1.0
     change = np.linalg.solve(np.asarray(surrogate.frame.whitening), np.asarray(frame.whitening))
     information = float(np.trace(change.T @ surrogate.curvature @ change))
