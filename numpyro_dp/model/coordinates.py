@@ -46,7 +46,7 @@ from jax.scipy.sparse.linalg import cg
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from numpyro_dp.model.arguments import NO_VALUE, canonical
+from numpyro_dp.model.drawing_checks import draws_hold, with_values
 from numpyro_dp.model.graph import Graph, Op, is_public, trace
 from numpyro_dp.model.latents import Parts
 from numpyro_dp.model.separable import SeparableModel
@@ -114,7 +114,7 @@ def find_cut(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: b
     public = _public_arrays(separated, args, kwargs)
     computed = graph.op_of.keys() - graph.entries.keys()
     checkable = not any(isinstance(constant, jax.core.Tracer) for constant in graph.constants.values())
-    if graph.seen is not None and not (checkable and _are_ever_seen(graph, separated, public)):
+    if graph.needs_numbers and not (checkable and draws_hold(graph, separated, public)):
         graph.drawn = None
     banned = set() if checkable else set(computed)
     smallest = phi = _choose(graph, banned)
@@ -142,7 +142,7 @@ def _drawn_of_z(graph: Graph, separated: SeparableModel, args: tuple, kwargs: di
     if graph.drawn is None:
         return None
     if graph.num_outcomes is None:
-        return separated.drawn_log_density(args, kwargs)
+        return separated.drawn_log_density(args, kwargs, graph.passes)
     enumerated = separated.enumerated_log_density(args, kwargs)
     return lambda z, row, words: enumerated(z, row, words[0])
 
@@ -332,13 +332,9 @@ _AFFINE = frozenset([
 # -- The two functions -------------------------------------------------------------------------------------------------
 
 
-def _with_public(graph: Graph, public: Sequence) -> dict[int, jax.Array]:
-    return {v: jnp.asarray(x, graph.avals[v].dtype) for v, x in zip(graph.public, public, strict=True)}
-
-
 def _coordinates(graph: Graph, phi: _Phi, public: Sequence, z: jax.Array) -> jax.Array:
     z = jnp.asarray(z, graph.avals[graph.z].dtype)
-    parts = graph.evaluate({graph.z: z, **_with_public(graph, public)}, phi.values)
+    parts = graph.evaluate({graph.z: z, **graph.with_public(public)}, phi.values)
     return jnp.concatenate([z[phi.entries], *(jnp.ravel(part).astype(z.dtype) for part in parts)])
 
 
@@ -355,8 +351,7 @@ def _drawn_log_density(
 
 def _row_weight(graph: Graph, public: Sequence, row: tuple) -> jax.Array:
     assert graph.weight is not None
-    known = {v: jnp.asarray(x, graph.avals[v].dtype) for v, x in zip(graph.rows, row, strict=True)}
-    return graph.evaluate({**_with_public(graph, public), **known}, [graph.weight])[0]
+    return graph.evaluate(graph.with_public(public) | graph.of_a_row(row), [graph.weight])[0]
 
 
 def _can_draw(graph: Graph, phi: _Phi) -> bool:
@@ -428,8 +423,8 @@ def _entries_in(graph: Graph, phi: _Phi) -> list[int]:
 
 
 def _known(graph: Graph, phi: _Phi, public: Sequence, at: jax.Array, row: tuple) -> dict[int, jax.Array]:
-    known = _with_public(graph, public)
-    known |= {v: jnp.asarray(x, graph.avals[v].dtype) for v, x in zip(graph.rows, row, strict=bool(row))}
+    known = graph.with_public(public)
+    known |= graph.of_a_row(row) if row else {}
     at = jnp.asarray(at, graph.avals[graph.z].dtype)
     start = phi.entries.size
     # The other entries of z reach nothing.
@@ -491,11 +486,11 @@ def _check(graph: Graph, phi: _Phi, separated: SeparableModel, public: Sequence,
     if separated.latents is not None:
         near = _NEAR * rng.normal(size=(len(rows[0]), separated.latents.size))  # further out a scale may overflow
         rows = (*rows, near.astype(graph.avals[graph.z].dtype))
-    public = _with_values(public)
+    public = with_values(public)
 
     def compute(public: list, z: jax.Array, rows: tuple, noise: jax.Array) -> tuple:
         def at_z(z: jax.Array, row: tuple) -> jax.Array:
-            arrays = _with_public(graph, public)
+            arrays = graph.with_public(public)
             return graph.original(
                 z, jnp.zeros(graph.avals[graph.key].shape, jnp.uint32), *row, *(arrays[v] for v in graph.public)
             )
@@ -522,25 +517,6 @@ def _check(graph: Graph, phi: _Phi, separated: SeparableModel, public: Sequence,
     # Compiled ahead of time, a function gives numbers even where `find_cut` itself is being traced.
     numbers = _Numbers(*jax.device_get(jax.jit(compute).lower(*inputs).compile()(*inputs)))
     return _blame(graph, phi, separated, numbers)
-
-
-def _are_ever_seen(graph: Graph, separated: SeparableModel, public: Sequence) -> bool:
-    """Whether some synthetic row has all that a row may have, so that masks say what is missing; see `are_all_seen`."""
-    rows = synthetic_rows(separated.private_arguments(), _ROWS, np.random.default_rng(0))
-    public = _with_values(public)
-
-    def seen(public: list, row: tuple) -> jax.Array:
-        known = _with_public(graph, public) | dict(zip(graph.rows, row, strict=True))
-        z = jnp.zeros(graph.avals[graph.z].shape, graph.avals[graph.z].dtype)
-        return graph.evaluate({**known, graph.z: z}, [graph.seen])[0]
-
-    found = jax.jit(jax.vmap(seen, (None, 0))).lower(public, rows).compile()(public, rows)
-    return bool(np.any(found))
-
-
-def _with_values(public: Sequence) -> list:
-    """Public arrays that are traced have no value here."""
-    return [np.ones(x.shape, canonical(x.dtype)) if isinstance(x, NO_VALUE) else np.asarray(x) for x in public]
 
 
 def _blame(graph: Graph, phi: _Phi, separated: SeparableModel, numbers: _Numbers) -> set[int]:

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jax.extend.core import Jaxpr
 from numpyro.distributions import biject_to, discrete
 from numpyro.handlers import seed, substitute, trace
 from numpyro.primitives import Messenger
 
 from numpyro_dp.model.tracing import Params
+from numpyro_dp.privacy.isolation import jaxprs_in
 
 
 class CannotDrawError(Exception):
@@ -30,26 +32,42 @@ def draw_outcomes(
     rng_key: jax.Array,
     args: tuple,
     kwargs: dict,
-    allows_masks: bool = False,
+    is_checked: bool = False,
 ) -> dict[str, jax.Array]:
     """Values of a row's observed sites, drawn from the model at `z`.
 
     :param model: with these sites unobserved; other sites have one row.
     :param latents: discrete latents of the row, which are drawn on the way.
-    :param allows_masks: whether masks may hide some of several sites: see `are_all_seen`. One that hides all that is
-        observed of a row leaves the row out, and its draw with it.
+    :param is_checked: whether masks may hide some of several sites (see `are_all_seen`), and laws may be the user's own
+        (see `is_own`). A mask that hides all that is observed of a row leaves the row out, and its draw with it.
     :raises CannotDrawError: if a site is a factor, or its law is not known to be drawn right (see `is_drawable`).
     """
 
     sites = sites_at(model, z, rng_key, args, kwargs)
     for name in outcomes | latents:
         site = sites.get(name)
-        allows_mask = name in outcomes and (allows_masks or len(outcomes) == 1)
-        if site is None or site["is_observed"] or not is_drawable(site["fn"], allows_mask):
+        allows_mask = name in outcomes and (is_checked or len(outcomes) == 1)
+        if site is None or site["is_observed"] or not is_drawable(site["fn"], allows_mask, is_checked):
             raise CannotDrawError(f"site {name}")
     if latents and not all(is_unscaled(sites[name]) for name in outcomes | latents):
         raise CannotDrawError("a sum over values is of densities that are scaled")
     return {name: sites[name]["value"] for name in outcomes}
+
+
+def leaves_of(
+    model: Callable, z: Params, outcomes: frozenset[str], row: tuple, args: tuple, kwargs: dict
+) -> dict[str, int]:
+    """Which of a row's arrays each of its observed sites observes.
+
+    :param model: with all that it observes, at one row.
+    :param row: the arrays, in `args` and `kwargs`.
+    :raises CannotDrawError: if a site observes something that is computed from them.
+    """
+    sites = sites_at(model, z, jax.random.key(0), args, kwargs)
+    found = {name: [k for k, leaf in enumerate(row) if sites[name]["value"] is leaf] for name in outcomes}
+    if not all(found.values()):
+        raise CannotDrawError("a site observes what is computed from arguments")
+    return {name: leaves[0] for name, leaves in found.items()}
 
 
 def are_all_seen(
@@ -69,9 +87,7 @@ def are_all_seen(
     return jnp.all(jnp.stack(seen))
 
 
-def weight_of(
-    model: Callable, z: Params, outcomes: frozenset[str], args: tuple, kwargs: dict
-) -> jax.Array | None:
+def weight_of(model: Callable, z: Params, outcomes: frozenset[str], args: tuple, kwargs: dict) -> jax.Array | None:
     """How often a row's density counts (`handlers.scale`), as a survey's weights say; None if once.
 
     :param model: at one row.
@@ -111,6 +127,12 @@ def few_outcomes(
     return {site["name"]: values} if len(values) <= FEW else None
 
 
+def have_own_laws(model: Callable, z: Params, outcomes: frozenset[str], args: tuple, kwargs: dict) -> bool:
+    """Whether outcomes are drawn by a sampler of the user's own."""
+    sites = sites_at(model, z, jax.random.key(0), args, kwargs)
+    return any(is_own(sites[name]["fn"]) for name in outcomes)
+
+
 def keep_totals(model: Callable, z: Params, outcomes: frozenset[str], args: tuple, kwargs: dict) -> bool:
     """Whether outcomes that are drawn are counts of categories, with the totals that the model was given."""
     sites = sites_at(model, z, jax.random.key(0), args, kwargs)
@@ -134,11 +156,12 @@ def is_unscaled(site: Mapping[str, Any]) -> bool:
     return site["scale"] is None or (isinstance(site["scale"], int | float) and site["scale"] == 1)
 
 
-def is_drawable(fn: dist.Distribution, allows_mask: bool = False) -> bool:
+def is_drawable(fn: dist.Distribution, allows_mask: bool = False, allows_own: bool = False) -> bool:
     """Whether NumPyro's sampler draws from the law that the density is of, and ends, whatever a row holds.
 
-    Not of censored laws, of which a draw is not what is seen; not of a user's own, of which nothing is known; not of
-    `AsymmetricLaplaceQuantile`, which is there for a quantile's check loss: hardly anyone's rows are its draws.
+    Not of censored laws, of which a draw is not what is seen; not of `AsymmetricLaplaceQuantile`, which is there for a
+    quantile's check loss: hardly anyone's rows are its draws. Of a user's own it is known that the sampler ends, if it
+    has no loop; that it draws from the density is for numbers to tell (`is_own`).
 
     :param fn: as `sites_at` has it.
     """
@@ -149,8 +172,23 @@ def is_drawable(fn: dist.Distribution, allows_mask: bool = False) -> bool:
     if type(fn) is dist.MixtureSameFamily:
         return is_drawable(fn.component_distribution)
     if type(fn) in _WRAPPERS or (allows_mask and type(fn) is dist.MaskedDistribution):
-        return is_drawable(fn.base_dist, allows_mask)
-    return type(fn) in _DRAWABLE
+        return is_drawable(fn.base_dist, allows_mask, allows_own)
+    return type(fn) in _DRAWABLE or (
+        allows_own and is_own(fn) and not _loops(jax.make_jaxpr(fn.sample)(jax.random.key(0)).jaxpr)
+    )
+
+
+def is_own(fn: dist.Distribution) -> bool:
+    """Whether a law is of a class that is not NumPyro's, or made of one."""
+    if type(fn) in _WRAPPERS or type(fn) is dist.MaskedDistribution:
+        return is_own(fn.base_dist)
+    return type(fn) not in _REPLACED and not type(fn).__module__.startswith("numpyro.")
+
+
+def _loops(jaxpr: Jaxpr) -> bool:
+    return any(
+        eqn.primitive.name in ("while", "random_gamma") or any(map(_loops, jaxprs_in(eqn.params))) for eqn in jaxpr.eqns
+    )
 
 
 def _is_masked(fn: dist.Distribution) -> bool:
@@ -302,4 +340,5 @@ def _events_of(base: dist.Distribution) -> _Events | None:
     return None
 
 
-_DRAWABLE = {_Binomial, _HurdleCounts, _Multinomial, *(getattr(dist, name) for name in _DRAWABLE_NAMES.split())}
+_REPLACED = {_Binomial, _HurdleCounts, _Multinomial}
+_DRAWABLE = {*_REPLACED, *(getattr(dist, name) for name in _DRAWABLE_NAMES.split())}

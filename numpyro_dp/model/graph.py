@@ -20,6 +20,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
 
+from numpyro_dp.model.drawing import FEW
 from numpyro_dp.model.separable import SeparableModel
 from numpyro_dp.privacy.isolation import CALLS, called
 from numpyro_dp.privacy.vmap import bind
@@ -48,6 +49,9 @@ class Graph:
         `drawn` is that of the row given w.
     :ivar num_outcomes: how many values an outcome can have, where these are few; then it is the key's first word that
         says which of them the drawn one is.
+    :ivar passes: how often a row is drawn over, see `SeparableModel.drawn_log_density`.
+    :ivar is_to_check: whether numbers must tell that what is drawn has the law of which the density is: it is drawn by
+        a sampler of the user's own, or several times over.
     :ivar of_z, of_row: the values that depend on the parameters, and those that depend on the row (or on the key).
     :ivar entries: the values that are entries of z, and which: indices in the shape of the value.
     :ivar picks: the values that a row picks, by an index of its own, from a value that depends on the parameters alone.
@@ -69,6 +73,20 @@ class Graph:
         self.output = found["density"]
         self.start, self.prior, self.given, self.drawn, self.weight, self.seen = map(found.get, _OTHER_OUTPUTS)
         self.num_outcomes: int | None = None
+        self.passes, self.is_to_check = 1, False
+
+    @property
+    def needs_numbers(self) -> bool:
+        """Whether it takes numbers to tell that what is drawn has the law of which the density is."""
+        return self.drawn is not None and (self.is_to_check or self.seen is not None)
+
+    def with_public(self, public: Sequence) -> dict[int, jax.Array]:
+        """The public arrays, by number."""
+        return {v: jnp.asarray(x, self.avals[v].dtype) for v, x in zip(self.public, public, strict=True)}
+
+    def of_a_row(self, row: tuple) -> dict[int, jax.Array]:
+        """The arrays of one row, by number."""
+        return {v: jnp.asarray(x, self.avals[v].dtype) for v, x in zip(self.rows, row, strict=True)}
 
     def original(self, *inputs: Any) -> jax.Array:
         """The row's log density by z, key, rows and public arrays, as it was traced."""
@@ -114,6 +132,15 @@ class Graph:
                 ops.append(op)
                 wanted |= set(op.inputs) - set(known)
         return ops[::-1]
+
+    def uses(self, leaves: Sequence[int], targets: Iterable[int | None] | None = None) -> list[Op]:
+        """Operations by which some arrays of the row have a part in others, beyond whether they are missing.
+
+        :param targets: numbers of these. Default: what is drawn, which is missing where the outcome is.
+        """
+        values = {self.rows[k] for k in leaves}
+        parts = [value for value in ([self.drawn] if targets is None else targets) if value is not None]
+        return [op for op in self.needed(parts) if not values.isdisjoint(op.inputs) and not self.finds_missing(op)]
 
     def adds_up(self, op: Op) -> bool:
         """Whether an operation is a sum over the last axis."""
@@ -393,7 +420,11 @@ def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool
     """
     leaves, treedef = jax.tree.flatten((args, kwargs))
 
-    def log_densities(z: jax.Array, key: jax.Array, rows: tuple, public: Sequence) -> dict[str, jax.Array]:
+    num_outcomes = None
+    with contextlib.suppress(Exception):
+        num_outcomes = separated.num_outcomes(args, kwargs) if enumerates else None
+
+    def log_densities(passes: int, z: jax.Array, key: jax.Array, rows: tuple, public: Sequence) -> dict[str, jax.Array]:
         supply = iter(public)
         filled = [next(supply) if is_public(a) else leaf for leaf, a in zip(leaves, separated.arguments, strict=True)]
         args, kwargs = jax.tree.unflatten(treedef, filled)
@@ -409,12 +440,8 @@ def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool
             if num_outcomes:
                 found["drawn"] = separated.enumerated_log_density(args, kwargs)(z, rows, key[0])
             else:
-                found["drawn"] = separated.drawn_log_density(args, kwargs)(z, rows, key)
+                found["drawn"] = separated.drawn_log_density(args, kwargs, passes)(z, rows, key)
         return found
-
-    num_outcomes = None
-    with contextlib.suppress(Exception):
-        num_outcomes = separated.num_outcomes(args, kwargs) if enumerates else None
 
     z = jax.ShapeDtypeStruct((separated.num_params,), ravel_pytree(separated.prototype)[0].dtype)
     rows = tuple(jax.ShapeDtypeStruct((1, *a.row_shape), a.dtype) for a in separated.private_arguments())
@@ -422,20 +449,30 @@ def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool
     key = jax.ShapeDtypeStruct((2,) if separated.latents is None else (4,), jnp.uint32)
     if separated.latents is not None:
         rows = (*rows, jax.ShapeDtypeStruct((separated.latents.size,), z.dtype))
-    closed, outputs = jax.make_jaxpr(log_densities, return_shape=True)(z, key, rows, public)
-    graph = Graph(closed, sorted(outputs), len(rows))
-    outcomes = {graph.rows[k] for k in separated.outcome_leaves or ()}
-    of_law = [value for value in (graph.drawn, graph.weight) if value is not None]
+
+    def traced(passes: int) -> Graph:
+        of_passes = lambda *inputs: log_densities(passes, *inputs)  # noqa: E731 (JAX remembers what a function gave)
+        closed, outputs = jax.make_jaxpr(of_passes, return_shape=True)(z, key, rows, public)
+        return Graph(closed, sorted(outputs), len(rows))
+
+    graph, outcomes = traced(1), sorted(separated.outcome_leaves or ())
+    if graph.drawn is not None:
+        graph.num_outcomes = num_outcomes
+        uses = graph.uses(outcomes)
+        graph.is_to_check = separated.has_own_laws(args, kwargs)
+        if uses and all(map(graph.adds_up, uses)) and separated.draws_keep_totals(args, kwargs):
+            uses = []  # a total may be given, and the drawn outcome has it, too
+        passes = sum(graph.size(graph.rows[k]) for k in outcomes)
+        if uses and separated.latents is None and not num_outcomes and 1 < passes <= FEW:
+            # An outcome has a part in the laws of others: a series' last value.
+            graph, uses = traced(passes), []
+            graph.passes, graph.is_to_check = passes, True
+        if uses or graph.uses(
+            outcomes, [graph.weight]
+        ):  # then drawn and observed outcomes together are no draw of the model
+            graph.drawn = None
     if graph.weight in graph.of_z:
         graph.weight = graph.drawn = None
-    if graph.drawn is not None:
-        # Where the observed outcome has a part in the law of the drawn one (a series' last value, a weight that depends
-        # on it), the two together are no draw of the model. But a total may be given, and the drawn one have it, too. And
-        # where an outcome is missing, so is the drawn one.
-        uses = [op for op in graph.needed(of_law) if not outcomes.isdisjoint(op.inputs) and not graph.finds_missing(op)]
-        if uses and not (all(map(graph.adds_up, uses)) and separated.draws_keep_totals(args, kwargs)):
-            graph.drawn = None
-        graph.num_outcomes = num_outcomes
     return graph
 
 

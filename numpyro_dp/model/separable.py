@@ -43,7 +43,9 @@ from numpyro_dp.model.drawing import (
     are_all_seen,
     draw_outcomes,
     few_outcomes,
+    have_own_laws,
     keep_totals,
+    leaves_of,
     weight_of,
 )
 from numpyro_dp.model.latents import (
@@ -285,11 +287,16 @@ class SeparableModel:
             raise CannotDrawError("rows whose latents are integrated out are scaled")
         return jax.lax.stop_gradient(values)
 
-    def drawn_log_density(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple, jax.Array], jax.Array]:
+    def drawn_log_density(
+        self, args: tuple, kwargs: dict, passes: int = 1
+    ) -> Callable[[jax.Array, tuple, jax.Array], jax.Array]:
         """The function ``(flat z, one-row slices, words of a key) -> log p(row' | z)``, where row' is the row with its
         observed sites drawn from the model at z. To derivatives the draw is a constant. It is the density of the law
         that they are drawn from: it counts once, however often the row's does (`row_weight`).
 
+        :param passes: how often a row is drawn, each time from laws in which the last draw has a part, by the same key.
+            Where an outcome has a part in the laws of others that follow (a series in a row), a pass more of them is as
+            drawn from laws in which drawn ones have a part.
         :raises CannotDrawError: where the model does not say how a row's outcomes come about; the function does, too.
         """
         if self.latents is not None:
@@ -302,11 +309,16 @@ class SeparableModel:
 
         @functools.partial(jax.jit, inline=True)
         def log_density(z: jax.Array, row: tuple, key: jax.Array) -> jax.Array:
-            row_args, row_kwargs = self.with_private(args, kwargs, row)
             key = jax.random.wrap_key_data(key, impl="threefry2x32")
             at, latents = self.unravel(z), self.row_latents
-            values = draw_outcomes(drawn_model, at, outcomes, latents, key, row_args, row_kwargs, allows_masks=True)
-            values = jax.lax.stop_gradient(values)
+            for _ in range(passes):
+                given = self.with_private(args, kwargs, row)
+                values = draw_outcomes(drawn_model, at, outcomes, latents, key, *given, is_checked=True)
+                values = jax.lax.stop_gradient(values)
+                if passes > 1:
+                    leaves = leaves_of(self._as_one_row, at, outcomes, row, *given)
+                    new = {k: jnp.reshape(values[name], row[k].shape) for name, k in leaves.items()}
+                    row = tuple(new[k].astype(leaf.dtype) if k in new else leaf for k, leaf in enumerate(row))
             drawn = dataclasses.replace(self, model=_Observe(self.model, values, counts_once=True))
             return drawn.row_log_density(args, kwargs)(z, row)
 
@@ -330,15 +342,12 @@ class SeparableModel:
 
     def num_outcomes(self, args: tuple, kwargs: dict) -> int | None:
         """How many values a row's outcome can have, if these are few and the model says with which probabilities."""
-        found = []
-
-        def count(z: jax.Array, row: tuple) -> None:
-            values = self._few_outcomes(z, *self.with_private(*self.without_private(args, kwargs), row))
-            found.append(None if values is None else len(*values.values()))
-
-        if self.outcome_leaves is not None and self.latents is None:
-            jax.eval_shape(count, self.ravel(self.prototype), placeholder_rows(self.arguments))  # type: ignore[arg-type]
-        return found[0] if found else None
+        if self.outcome_leaves is None or self.latents is not None:
+            return None
+        values = self._look(
+            lambda model, z, outcomes, *given: few_outcomes(model, z, outcomes, self.row_latents, *given), args, kwargs
+        )
+        return None if values is None else len(*values.values())
 
     def row_weight(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple], jax.Array] | None:
         """The function ``(flat z, one-row slices) -> how often the row's density counts``; None if once.
@@ -370,15 +379,22 @@ class SeparableModel:
 
     def draws_keep_totals(self, args: tuple, kwargs: dict) -> bool:
         """Whether a row's drawn outcome is of counts with the totals of what was observed."""
+        return self.latents is None and self._look(keep_totals, args, kwargs)
+
+    def has_own_laws(self, args: tuple, kwargs: dict) -> bool:
+        """Whether a row's outcomes are drawn by a sampler of the user's own."""
+        return self.latents is None and self._look(have_own_laws, args, kwargs)
+
+    def _look(self, at_laws: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+        """What laws of outcomes are, by shapes alone: ``at_laws(model, z, outcomes, args, kwargs)``."""
         found = []
 
         def look(z: jax.Array, row: tuple) -> None:
-            row_args, row_kwargs = self.with_private(*self.without_private(args, kwargs), row)
-            found.append(keep_totals(self._drawn_model(), self.unravel(z), self.outcomes, row_args, row_kwargs))
+            given = self.with_private(*self.without_private(args, kwargs), row)
+            found.append(at_laws(self._drawn_model(), self.unravel(z), self.outcomes, *given))
 
-        if self.latents is None:
-            jax.eval_shape(look, self.ravel(self.prototype), placeholder_rows(self.arguments))  # type: ignore[arg-type]
-        return any(found)
+        jax.eval_shape(look, self.ravel(self.prototype), placeholder_rows(self.arguments))  # type: ignore[arg-type]
+        return found[0]
 
     def _few_outcomes(self, z: jax.Array, row_args: tuple, row_kwargs: dict) -> dict[str, jax.Array] | None:
         outcomes = self.outcomes

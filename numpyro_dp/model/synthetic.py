@@ -12,7 +12,7 @@ latents that are integrated out; where they are a unit's, each synthetic row is 
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -421,9 +421,15 @@ def _covariances(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray
     return root @ np.swapaxes(root, -1, -2) + np.eye(shape[-1])
 
 
-def synthetic_rows(arguments: Sequence[Argument], size: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """So many rows of each kind, as tables of one row, stacked: an array of shape (rows, 1, ...) for each argument."""
-    tables = [[_synthetic(a, size, kind, rng)[:, None] for a in arguments] for kind in _SYNTHETIC_VALUES]
+def synthetic_rows(
+    arguments: Sequence[Argument], size: int, rng: np.random.Generator, without: Collection[str] = ()
+) -> tuple[np.ndarray, ...]:
+    """So many rows of each kind, as tables of one row, stacked: an array of shape (rows, 1, ...) for each argument.
+
+    :param without: kinds that are left out.
+    """
+    kinds = [kind for kind in _SYNTHETIC_VALUES if kind not in without]
+    tables = [[_synthetic(a, size, kind, rng)[:, None] for a in arguments] for kind in kinds]
     return tuple(np.concatenate(columns) for columns in zip(*tables, strict=True))
 
 

@@ -250,7 +250,7 @@ class Survey:
         return self.in_units_of(found / math.sqrt(WEIGHT_GRID.ratio))  # the grid's steps round up
 
     def in_units_of(self, weight: float) -> "Survey":
-        """The same survey of rows that count so many times less, in a likelihood whose power is as many times larger."""
+        """The same survey of rows that count so many times less, in a likelihood whose power is as often larger."""
         other = Survey(self._target, self.cut.counting(1 / weight), self._is_smooth)
         other.power = weight * self.power
         return other
