@@ -35,10 +35,10 @@ def draws_hold(graph: Graph, separated: SeparableModel, public: Sequence) -> boo
     """
     rows = synthetic_rows(separated.private_arguments(), _ROWS, np.random.default_rng(0), _FAR_OUT)
     public = with_values(public)
-    if graph.seen is not None and not _are_ever_seen(graph, rows, public):
+    if graph.seen is not None and not _are_ever_seen(graph, graph.seen, rows, public):
         return False
     outcomes = sorted(separated.outcome_leaves or ())
-    return not graph.is_to_check or _scores_vanish(graph, outcomes, rows, public)
+    return not graph.is_to_check or graph.drawn is None or _scores_vanish(graph, graph.drawn, outcomes, rows, public)
 
 
 def with_values(public: Sequence) -> list:
@@ -51,17 +51,17 @@ def _computed(function: Any, *inputs: Any) -> Any:
     return jax.device_get(jax.jit(function).lower(*inputs).compile()(*inputs))
 
 
-def _are_ever_seen(graph: Graph, rows: tuple, public: list) -> bool:
+def _are_ever_seen(graph: Graph, seen: int, rows: tuple, public: list) -> bool:
     """Whether some row has all that a row may have, so that masks say what is missing: see `drawing.are_all_seen`."""
 
-    def seen(public: list, row: tuple) -> jax.Array:
+    def is_seen(public: list, row: tuple) -> jax.Array:
         z = jnp.zeros(graph.avals[graph.z].shape, graph.avals[graph.z].dtype)
-        return graph.evaluate(graph.with_public(public) | {graph.z: z} | graph.of_a_row(row), [graph.seen])[0]
+        return graph.evaluate(graph.with_public(public) | {graph.z: z} | graph.of_a_row(row), [seen])[0]
 
-    return bool(np.any(_computed(jax.vmap(seen, (None, 0)), public, rows)))
+    return bool(np.any(_computed(jax.vmap(is_seen, (None, 0)), public, rows)))
 
 
-def _scores_vanish(graph: Graph, outcomes: Sequence[int], rows: tuple, public: list) -> bool:
+def _scores_vanish(graph: Graph, drawn: int, outcomes: Sequence[int], rows: tuple, public: list) -> bool:
     """Whether scores of drawn rows are 0 on average, as those of a density are, and are none of the row's own outcomes.
 
     :param outcomes: numbers of the arrays that are observed.
@@ -76,7 +76,7 @@ def _scores_vanish(graph: Graph, outcomes: Sequence[int], rows: tuple, public: l
         def density(z: jax.Array, word: jax.Array) -> jax.Array:
             known = graph.with_public(public) | graph.of_a_row(row)
             key = jnp.zeros(shape, jnp.uint32).at[:2].set(word)
-            return graph.evaluate(known | {graph.z: z, graph.key: key}, [graph.drawn])[0]
+            return graph.evaluate(known | {graph.z: z, graph.key: key}, [drawn])[0]
 
         return jax.vmap(jax.grad(density), (None, 0))(z, words)
 

@@ -422,6 +422,7 @@ class Survey:
 
     def _find_weight(self, target, draws, smallest, threshold) -> jax.Array:
         weight = self.cut.row_weight
+        assert weight is not None
         return target.find_bounds(draws, lambda row: weight(row)[None], WEIGHT_GRID, smallest, threshold)[0]
 
     def _find_scales(self, target, draws, frame, grid, smallest, threshold, kinds) -> jax.Array:

@@ -269,10 +269,10 @@ def reasons(check: Check) -> list[str]:
         )
     if check.shortened is not None and check.shortened > MOST_SHORTENED + CLEAR_LOST * check.clipped_noise:
         found.append(
-            f"{check.shortened:.0%} of the rows were clipped (noise of that count {check.clipped_noise:.1%}), and nothing "
-            "gives back what that takes: the rows count more often than once (weights: normalise them, and give them by "
-            "`handlers.scale`), or are not as the model says, or the place is wrong. A model that says how its rows come "
-            "about (`numpyro.sample(..., obs=)` instead of `numpyro.factor`) would help"
+            f"{check.shortened:.0%} of the rows were clipped (noise of that count {check.clipped_noise:.1%}), and "
+            "nothing gives back what that takes: rows count more often than once (weights: normalise them, and give "
+            "them by `handlers.scale`), or are not as the model says, or the place is wrong. A model that says how its "
+            "rows come about (`numpyro.sample(..., obs=)`, not `numpyro.factor`) would help"
         )
     if check.variance > MOST_VARIED:
         found.append(
