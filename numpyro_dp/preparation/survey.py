@@ -196,6 +196,11 @@ class Survey:
         return is_centred(self.cut, self._target)
 
     @property
+    def is_weighted(self) -> bool:
+        """Whether rows may count more often than once, or less: then scores vary by more than the information says."""
+        return self.cut.row_weight is not None
+
+    @property
     def is_open(self) -> bool:
         """Whether gradients are centred by outcomes that are drawn: there may be any, and of any size."""
         return self.centres and self.cut.num_outcomes is None

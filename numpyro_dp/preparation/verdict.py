@@ -153,7 +153,7 @@ def _variance(survey: Survey, fit: Fit, surrogate: Surrogate, frame: Frame) -> f
     """Of the clipped scores over the information: the ratio of their traces, in the frame of the last look."""
     # The information is not the scores' variance, but what the posterior's width goes by, where it is minus the second
     # derivative: a likelihood that is scaled, or a check loss, is not that of the law by which rows come about.
-    if survey.has_kinks or not survey.centres or survey.cut.row_weight is not None:
+    if survey.has_kinks or not survey.centres or survey.is_weighted:
         return 1.0
     change = np.linalg.solve(np.asarray(surrogate.frame.whitening), np.asarray(frame.whitening))
     information = float(np.trace(change.T @ surrogate.curvature @ change))

@@ -138,7 +138,7 @@ class Parabola:
         self.place, self.precision, self.n = np.asarray(place, float), np.asarray(precision, float), n
         self.size, self.power, self.centres = len(self.place), power, centres
         self.kinds = np.eye(self.size, dtype=bool)
-        self.is_open, self.misfit = misfit is not None, misfit or 0.0
+        self.is_open, self.misfit, self.is_weighted = misfit is not None, misfit or 0.0, False
         self.has_kinks, self.derivative_numbers = False, self.size + self.size * (self.size + 1) // 2
         self.asked: list[str] = []
         self._rng = np.random.default_rng(seed)

@@ -172,3 +172,216 @@ def test_binomial_outcomes_are_drawn_by_probabilities_too(in_double_precision):
     for kind in (np.int64, np.int32, np.uint8, np.float32):
         with jax.enable_x64(in_double_precision):
             assert _cut(model, x, n.astype(kind), np.arange(9)).drawn_log_density is not None
+
+
+# -- Several outcomes, masks, weights, and laws of the user's own ------------------------------------------------------
+
+_N = 9
+_ROWS = np.random.default_rng(3).normal(size=(4, _N)).astype(np.float32)
+_SEEN = np.arange(_N) % 3
+
+
+def _parameters():
+    return numpyro.sample("a", dist.Normal(0, 1)), numpyro.sample("s", dist.HalfNormal(1))
+
+
+def _masked(observe):
+    """A model of x, y, z and of a column that says which of them was seen."""
+
+    def model(x, y, z, seen):
+        a, s = _parameters()
+        with numpyro.plate("rows", len(y)):
+            observe(a, s, x, y, z, seen)
+
+    return model
+
+
+def _missing(a, s, x, y, z, seen):
+    with numpyro.handlers.mask(mask=~jnp.isnan(y)):
+        numpyro.sample("y", dist.Normal(a * x, s), obs=jnp.where(jnp.isnan(y), 0.0, y))
+
+
+def _both_may_be_missing(a, s, x, y, z, seen):
+    with numpyro.handlers.mask(mask=jnp.isfinite(y)):
+        numpyro.sample("y", dist.Normal(a * x, s), obs=jnp.nan_to_num(y))
+    with numpyro.handlers.mask(mask=seen == 1):
+        numpyro.sample("z", dist.Normal(a, 1), obs=z)
+
+
+def _one_or_the_other(a, s, x, y, z, seen):
+    with numpyro.handlers.mask(mask=seen == 1):
+        numpyro.sample("y", dist.Normal(a * x, s), obs=y)
+    with numpyro.handlers.mask(mask=seen != 1):
+        numpyro.sample("z", dist.Normal(a, 1), obs=z)
+
+
+def _positive_only(a, s, x, y, z, seen):
+    numpyro.sample("y", dist.Normal(a * x, s).mask(y > 0), obs=y)
+
+
+def _one_after_the_other(a, s, x, y, z, seen):
+    numpyro.sample("y", dist.Normal(a * x, s), obs=y)
+    numpyro.sample("z", dist.Normal(a + s * y, 1), obs=z)
+
+
+def _each_by_the_other(a, s, x, y, z, seen):
+    numpyro.sample("y", dist.Normal(a * x + 0.4 * z, s), obs=y)
+    numpyro.sample("z", dist.Normal(a + 0.4 * y, s), obs=z)
+
+
+def _what_follows_a_computed_one(a, s, x, y, z, seen):
+    numpyro.sample("y", dist.Normal(a * x, s), obs=2 * y)
+    numpyro.sample("z", dist.Normal(a + s * y, 1), obs=z)
+
+
+@pytest.mark.parametrize(
+    ("observe", "is_drawn"),
+    [
+        (_missing, True),
+        (_both_may_be_missing, True),
+        (_one_or_the_other, False),  # as where values beyond a limit of detection have a site of their own
+        (_positive_only, False),
+        (_one_after_the_other, True),
+        (_each_by_the_other, False),
+        (_what_follows_a_computed_one, False),
+    ],
+)
+def test_outcomes_are_drawn_where_masks_say_what_is_missing_and_each_follows_others(observe, is_drawn):
+    cut = _cut(_masked(observe), *_ROWS[:3], _SEEN)
+    assert (cut.drawn_log_density is not None) == is_drawn
+
+
+def _series(law):
+    def model(x, Y):
+        a, s = _parameters()
+        r = numpyro.sample("r", dist.Uniform(-0.4, 0.4))
+        with numpyro.plate("rows", len(Y)):
+            numpyro.sample("y", law(a * x[:, None], r, s, Y).to_event(1), obs=Y)
+
+    return model
+
+
+def _last(Y):
+    return jnp.concatenate([jnp.zeros((Y.shape[0], 1)), Y[:, :-1]], 1)
+
+
+def _longer_than(k):
+    return np.random.default_rng(4).normal(size=(_N, k)).astype(np.float32)
+
+
+def test_a_series_in_a_row_is_drawn_in_order():
+    by_last = _series(lambda m, r, s, Y: dist.Normal(m + r * _last(Y), s))
+    by_others = _series(lambda m, r, s, Y: dist.Normal(m + r * (Y.sum(1, keepdims=True) - Y), s))
+    by_itself = _series(lambda m, r, s, Y: dist.Normal(m, s).expand(Y.shape).mask(r < Y))
+    for model, k, is_drawn in ((by_last, 5, True), (by_last, 13, False), (by_others, 5, False), (by_itself, 5, False)):
+        assert (_cut(model, _ROWS[0], _longer_than(k)).drawn_log_density is not None) == is_drawn
+    # A draw is that of the same noise, whatever the row's own values are; and they follow each other as the law says.
+    cut, Y = _cut(by_last, _ROWS[0], _longer_than(3)), _longer_than(3)
+    names, words = list(cut.names), np.random.default_rng(5).integers(0, 2**32, (4000, 2), dtype=np.uint32)
+    phi = jnp.zeros(3).at[names.index("r")].set(3.0)
+    one, other = ((_ROWS[0][:1], Y[k : k + 1]) for k in (0, 1))
+
+    def scores(row):
+        return np.asarray(jax.jit(jax.vmap(lambda k: jax.grad(lambda p: cut.drawn_log_density(p, row, k))(phi)))(words))
+
+    found = scores(one)
+    np.testing.assert_allclose(found, scores((one[0], other[1])), rtol=1e-4, atol=1e-5)
+    assert np.all(np.abs(found.mean(0)) < 5.5 * found.std(0) / np.sqrt(len(words)))
+
+
+class _OwnNormal(dist.Distribution):
+    arg_constraints = {"mean_of_it": dist.constraints.real, "scale": dist.constraints.positive}  # noqa: RUF012
+    support = dist.constraints.real
+    too_wide = 1.0
+
+    def __init__(self, mean_of_it, scale, *, validate_args=None):
+        self.mean_of_it, self.scale = mean_of_it, scale
+        shape = jax.lax.broadcast_shapes(jnp.shape(mean_of_it), jnp.shape(scale))
+        super().__init__(shape, validate_args=validate_args)
+
+    def log_prob(self, value):
+        return dist.Normal(self.mean_of_it, self.scale).log_prob(value)
+
+    def sample(self, key, sample_shape=()):
+        normal = jax.random.normal(key, sample_shape + self.batch_shape)
+        return self.mean_of_it + self.too_wide * self.scale * normal
+
+
+class _TooWide(_OwnNormal):
+    too_wide = 1.2
+
+
+class _WithoutSampler(_OwnNormal):
+    def sample(self, key, sample_shape=()):
+        raise NotImplementedError
+
+
+class _MayNotEnd(_OwnNormal):
+    def sample(self, key, sample_shape=()):
+        return jax.lax.while_loop(lambda x: jnp.any(x < -50.0), lambda x: x + 1, super().sample(key, sample_shape))
+
+
+@pytest.mark.parametrize(
+    ("law", "is_drawn"), [(_OwnNormal, True), (_TooWide, False), (_WithoutSampler, False), (_MayNotEnd, False)]
+)
+def test_a_law_of_the_users_own_is_drawn_if_its_sampler_ends_and_its_scores_are_0_on_average(law, is_drawn):
+    cut = _cut(_masked(lambda a, s, x, y, z, seen: numpyro.sample("y", law(a * x, s), obs=y)), *_ROWS[:3], _SEEN)
+    assert (cut.drawn_log_density is not None) == is_drawn
+
+
+def _scaled(scale, observe=lambda a, s, x, y: numpyro.sample("y", dist.Normal(a * x, s), obs=y)):
+    def model(x, y, w):
+        a, s = _parameters()
+        with numpyro.plate("rows", len(y)), numpyro.handlers.scale(scale=scale(a, w, y)):
+            observe(a, s, x, y)
+
+    return model
+
+
+def _two_scales(a, s, x, y):
+    numpyro.sample("y", dist.Normal(a * x, s), obs=y)
+    with numpyro.handlers.scale(scale=2.0):
+        numpyro.sample("again", dist.Normal(a * x, s), obs=y)
+
+
+WEIGHTED = {
+    "weights": (_scaled(lambda a, w, y: w), True, True),
+    "a number": (_scaled(lambda a, w, y: 3.0), True, True),
+    "by a parameter": (_scaled(lambda a, w, y: w * jnp.exp(a)), False, False),
+    "by the outcome": (_scaled(lambda a, w, y: jnp.abs(y)), True, False),
+    "of parts": (_scaled(lambda a, w, y: w, _two_scales), False, False),
+    "of a factor": (
+        _scaled(lambda a, w, y: w, lambda a, s, x, y: numpyro.factor("f", -((y - a * x) ** 2))),
+        True,
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_how_often_a_row_counts_is_read_off_the_scale_of_what_it_observes(name):
+    """If the row alone says it; and an outcome is drawn if it has no part in that."""
+    model, is_weighted, is_drawn = WEIGHTED[name]
+    w = np.exp(_ROWS[3])
+    cut = _cut(model, _ROWS[0], _ROWS[1], w)
+    assert (cut.row_weight is not None) == is_weighted
+    assert (cut.drawn_log_density is not None) == is_drawn
+    row = tuple(jnp.asarray(part[:1]) for part in (_ROWS[0], _ROWS[1], w))
+    if is_weighted:
+        expected = {"a number": 3.0, "by the outcome": abs(_ROWS[1][0])}.get(name, w[0])
+        assert float(cut.row_weight(row)) == pytest.approx(float(expected), rel=1e-6)
+    if is_drawn:  # it counts once
+        once = _cut(_scaled(lambda a, w, y: 1.0), _ROWS[0], _ROWS[1], w)
+        phi, words = jnp.array([0.3, 0.2]), jnp.arange(2, dtype=jnp.uint32)
+        found, expected = (each.drawn_log_density(phi, row, words) for each in (cut, once))
+        assert float(found) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_rows_whose_latents_are_integrated_out_are_not_drawn_where_they_are_scaled():
+    def model(x, y, w):
+        a, s = _parameters()
+        with numpyro.plate("rows", len(y)), numpyro.handlers.scale(scale=w):
+            u = numpyro.sample("u", dist.Normal(0, s))
+            numpyro.sample("y", dist.Normal(a * x + u, 1), obs=y)
+
+    assert _cut(model, _ROWS[0], _ROWS[1], np.ones(_N, np.float32)).drawn_log_density is None

@@ -77,18 +77,17 @@ def masked(X, y):
         numpyro.sample("y", dist.Bernoulli(logits=X @ b), obs=y)
 
 
-FEW = [(logistic, 2), (ordinal, 4), (masked, 2)]
+FEW = [(logistic, 2), (ordinal, 4), (masked, 2), (scaled, 2)]
 
 
 @pytest.mark.parametrize(
     ("model", "expected"),
-    [*FEW, *((model, None) for model in (poisson, scaled, two_outcomes, several_answers, answers_as_an_event))],
+    [*FEW, *((model, None) for model in (poisson, two_outcomes, several_answers, answers_as_an_event))],
 )
 def test_outcomes_are_enumerated_where_they_can_have_few_values(model, expected):
     cut = cut_of(model, X, Y)
     assert cut.num_outcomes == expected
-    # Of a law that is scaled, draws would have another information than the rows' density.
-    assert (cut.drawn_log_density is not None) == (model is not scaled)
+    assert cut.drawn_log_density is not None
 
 
 @pytest.mark.parametrize("bound", [0.025, 0.1, 1e3])

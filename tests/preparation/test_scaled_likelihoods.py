@@ -52,9 +52,9 @@ def wide_outcomes(x, y):
 THREE = (1 + 2 * X[:, None] + RNG.normal(size=(N, 3))).astype(np.float32)
 CASES = {
     "plain": (weighted, (X, 1.0, Y), True),
-    "scale .5": (weighted, (X, 0.5, Y), False),
-    "scale 3": (weighted, (X, 3.0, Y), False),
-    "weights": (weighted, (X, WEIGHTS, Y), False),
+    "scale .5": (weighted, (X, 0.5, Y), True),
+    "scale 3": (weighted, (X, 3.0, Y), True),
+    "weights": (weighted, (X, WEIGHTS, Y), True),
     "residual": (residual, (X, Y), False),
     "wide": (wide, (X, THREE), True),
     "wide outcomes": (wide_outcomes, (X, (THREE > 0).astype(np.int32)), True),

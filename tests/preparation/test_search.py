@@ -260,6 +260,14 @@ def test_what_is_told_is_what_the_last_rounds_released_near_the_posterior():
         assert Found(FRAME, [ENOUGH, ENOUGH._replace(**changes), ENOUGH], 100.0).near == [ENOUGH]
 
 
+def test_rows_count_as_often_as_their_gradients_are_longer_than_usual():
+    """As the last round has it: those before were further away. The grid's steps round up."""
+    for usual, expected in ((1.0, 1.0), (1.4, 1.0), (2.0, 2 * math.sqrt(2)), (5.7, 5.7**2 / math.sqrt(2))):
+        rounds = [ENOUGH._replace(usual=9.0), ENOUGH._replace(usual=usual)]
+        assert Found(FRAME, rounds, 100.0).weight == pytest.approx(expected)
+    assert Found(FRAME, [], 100.0).weight == 1.0
+
+
 # -- A step ------------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ Two neighbouring tables get the same noise, and it is the integers before the no
 rows are looked at one by one: their norm is what the survey says that it is, so that nothing is lost to the clip.
 """
 
+import dataclasses
 import inspect
 import math
 
@@ -19,14 +20,25 @@ import numpyro_dp.chain.target
 import numpyro_dp.privacy.clipping
 from numpyro_dp.chain.target import ROOM, PrivateTarget
 from numpyro_dp.preparation.search import LINE
-from numpyro_dp.preparation.survey import _LIGHT, _OUTLYING, BOUND_GRID, CURVE_GRID, LAST_BOUND_GRID, SCALE_GRID, Bounds
+from numpyro_dp.preparation.survey import (
+    _LIGHT,
+    _OUTLYING,
+    BOUND_GRID,
+    CURVE_GRID,
+    LAST_BOUND_GRID,
+    SCALE_GRID,
+    Bounds,
+    Survey,
+)
 from numpyro_dp.privacy.clipping import GRID, sensitivity_steps
-from numpyro_dp.privacy.release import Grid, Released
+from numpyro_dp.privacy.release import Grid, Released, Vault
 from tests.helpers.surveys import (
     FRAME,
     MULTIPLIER,
     M,
+    cut_of,
     draw,
+    drawn_linear,
     linear,
     log_normal,
     logistic,
@@ -348,6 +360,28 @@ def test_a_row_has_the_norm_that_is_claimed(density, relation, smooth, by_row):
                 clip = 0.5 if relation == "replace_one" else 1
                 reached = require(found, math.hypot(clip, _LIGHT))
                 assert reached > 0.99 or bound > 1 or smallest > 1
+
+
+def test_a_row_has_the_norm_that_is_claimed_however_often_it_says_that_it_counts(by_row):
+    X, y = hostile_table(linear)
+    weights = np.random.default_rng(3).permutation(np.resize([*HOSTILE, 1.0, 2.0], len(y)))
+    cut = dataclasses.replace(
+        cut_of(lambda phi, row: row[2][0] * linear(phi, row[:2]), lambda phi, row, k: drawn_linear(phi, row[:2], k)),
+        row_weight=lambda row: row[2][0],
+    )
+    rows = tuple(jnp.asarray(part, jnp.float32) for part in (X, y, weights))
+    vault = Vault(rows, neighboring_relation="replace_one", ledger=None)
+    target = PrivateTarget(vault, lambda z: 0.0, cut.row_log_density, num_params=M, num_rows=len(y))
+    survey = Survey(target, cut)
+    frame, points = survey._cast(FRAME), jnp.asarray(POINTS, survey.dtype)
+    derivatives, long_rows, fit = map(target.program, (survey._sum_derivatives, survey._sum_long_rows, survey._sum_fit))
+    for bound, largest in ((1e-6, 1e-6), (0.3, 1e-3), (0.3, 10.0), (1e3, 1e6)):
+        numbers = bound, largest, 1e-12, math.sqrt(1 - SHARE), math.sqrt(SHARE), 0.0, jnp.asarray(0.5, survey.dtype)
+        assert norms(derivatives(target, None, frame, *numbers).value).max() <= 1 + 1e-5
+        edges = jnp.asarray(bound * 2.0 ** np.arange(4), survey.dtype)
+        assert norms(long_rows(target, None, frame, edges).value).max() <= math.sqrt(3) * (1 + 1e-5)
+        found, _ = fit(target, None, None, frame, bound, largest, points, 0.1, 1.0, 1.0)
+        assert norms(found.value).max() <= float(found.scale) / ROOM * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("relation", RELATIONS)

@@ -4,6 +4,7 @@ Noise is made by hand and is as good as 0: a release is compared with the sum th
 expects, within 5 standard errors. What one row can do to a release: `test_sensitivity.py`.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -15,12 +16,23 @@ import pytest
 from scipy import stats
 
 import numpyro_dp.preparation.row_scores
+from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.preparation.frames import Frame
 from numpyro_dp.preparation.row_scores import _FAR, CENTRE_DRAWS, FEW, centred_scores, has_kinks
 from numpyro_dp.preparation.search import LINE
-from numpyro_dp.preparation.survey import _LIGHT, BOUND_GRID, CURVE_GRID, SCALE_GRID, Bounds, kinds_of
+from numpyro_dp.preparation.survey import (
+    _LIGHT,
+    BOUND_GRID,
+    CURVE_GRID,
+    LEAST_WEIGHT,
+    SCALE_GRID,
+    WEIGHT_GRID,
+    Bounds,
+    Survey,
+    kinds_of,
+)
 from numpyro_dp.privacy.clipping import GRID
-from numpyro_dp.privacy.release import Grid
+from numpyro_dp.privacy.release import Grid, Vault
 from tests.helpers.surveys import (
     FRAME,
     MULTIPLIER,
@@ -28,6 +40,7 @@ from tests.helpers.surveys import (
     M,
     cut_of,
     draw,
+    drawn_linear,
     linear,
     log_normal,
     logistic,
@@ -342,6 +355,79 @@ def test_a_score_is_shortened_by_as_much_as_its_rows_information(x64):
     assert 0.1 < np.mean(weights < 1) < 0.9
     expected = POWER * np.sum(weights[:, None] * clipped(np.asarray(each.score), bounds.score), 0)
     np.testing.assert_allclose(found.score, expected, rtol=1e-4, atol=0.1)
+
+
+# -- Rows that count more often than once ------------------------------------------------------------------------------
+
+
+def weighted_cut(drawn=drawn_linear, num_outcomes=None):
+    """Of rows (X, y, w), of which w says how often they count."""
+
+    def density(phi, row):
+        return row[2][0] * linear(phi, row[:2])
+
+    def drawn_once(phi, row, words):
+        return drawn(phi, row[:2], words)
+
+    return dataclasses.replace(cut_of(density, drawn_once), row_weight=lambda row: row[2][0], num_outcomes=num_outcomes)
+
+
+def enumerated_linear(phi, row, words):
+    """Of a row whose outcome is one of three, each as likely as its density says."""
+    return linear(phi, (row[0], words[:1].astype(row[1].dtype) - 1))
+
+
+@pytest.mark.parametrize(("drawn", "num_outcomes"), [(drawn_linear, None), (enumerated_linear, 3)])
+def test_a_row_that_counts_w_times_has_w_times_the_score_and_the_information(drawn, num_outcomes, x64):
+    """Outcomes are of the same law, so the information has no square of the weight in it."""
+    X, y = table(50, seed=5)
+
+    def found(w, bound):
+        rows = jnp.asarray(X)[:, None], jnp.asarray(y)[:, None], jnp.full((50, 1), w)
+        cut = weighted_cut(drawn, num_outcomes)
+        return jax.vmap(lambda k, *row: centred_scores(cut, FRAME, jnp.asarray(bound), row, k))(jnp.arange(50), *rows)
+
+    once, often = found(1.0, 0.6), found(7.0, 4.2)
+    assert 0.1 < np.mean(np.linalg.norm(once.score, axis=1) > 0.6) < 0.9
+    for part in ("score", "information", "unclipped"):
+        np.testing.assert_allclose(getattr(often, part), 7 * getattr(once, part), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(often.square, 49 * once.square, rtol=1e-6, atol=1e-9)
+    for part in ("clipped", "outlying"):
+        np.testing.assert_allclose(getattr(often, part), getattr(once, part), atol=1e-9)
+    nothing = found(np.nan, 0.6)
+    assert not np.any(nothing.information)
+
+
+def weighted_survey(weights, power=POWER):
+    X, y = table(len(weights), seed=6)
+    rows = tuple(jnp.asarray(part) for part in (X, y, weights))
+    cut, vault = weighted_cut(), Vault(rows, neighboring_relation="replace_one", ledger=None)
+    target = PrivateTarget(vault, lambda z: 0.0, cut.row_log_density, num_params=M, num_rows=len(X), power=power)
+    return Survey(target, cut)
+
+
+def test_a_weight_that_is_typical_goes_to_the_power(x64):
+    """Nothing else changes: with bounds in proportion, what is released is the same."""
+    weights = np.random.default_rng(7).gamma(3.0, 10.0, 300)
+    survey = weighted_survey(weights)
+    found = survey.of_rows_that_count_once(searches(WEIGHT_GRID.num_counts), 60.0)
+    typical = found.power / POWER
+    largest = on_grid(weights, WEIGHT_GRID, LEAST_WEIGHT, 60.0)
+    assert typical == pytest.approx(largest / math.sqrt(WEIGHT_GRID.ratio))
+    assert 0.5 < typical / np.quantile(weights, 0.8) < 2
+    released = [
+        each.derivatives(of_derivatives(), FRAME, Bounds(0.9 / unit, 0.6 / unit), SHARE, 300)
+        for each, unit in ((survey, 1.0), (found, typical))
+    ]
+    for part in ("score", "information", "score_scale", "information_scale"):
+        one, other = (getattr(each, part) for each in released)
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-3)
+
+
+def test_where_hardly_a_row_counts_no_weight_is_typical():
+    weights = np.where(np.arange(300) < 20, 5.0, 0.0)
+    survey = weighted_survey(weights)
+    assert survey.of_rows_that_count_once(searches(WEIGHT_GRID.num_counts), 60.0) is survey
 
 
 # -- Rises -------------------------------------------------------------------------------------------------------------

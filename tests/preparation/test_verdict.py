@@ -21,6 +21,7 @@ from numpyro_dp.preparation.survey import CURVE_GRID, Fit
 from numpyro_dp.preparation.verdict import (
     _OF_SAMPLING,
     MOST_LOST,
+    MOST_SHORTENED,
     MOST_UNEXPECTED,
     Check,
     _moved,
@@ -89,6 +90,10 @@ def bent(by, k=8):
         ({"room": 3.06}, ("noisy counts found some that are longer", "3.1 times as large", "Student's t")),
         ({"room": 3.0, "clipped": 0.05}, ("5.0% more of them", "are clipped")),
         ({"lost": 0.07}, ("7.0% of the rows were clipped or have missing values (noise", "a law that says how")),
+        (
+            {"clipped": None, "outlying": None, "shortened": 0.13},
+            ("13% of the rows were clipped (noise of that count 0.1%)", "normalise them", "`numpyro.factor`"),
+        ),
         ({"variance": 0.3, "varied": 1.9}, ("vary only 0.3 times", "narrower prior")),
         ({"curve": bent(-2.0)}, ("is 2.0 from the quadratic", "noise of that 0.1", "`DPPenalty`")),
         ({"curve": np.array([0.0] * 7 + [9.0])}, ("is 3.2 from the quadratic",)),
@@ -106,6 +111,7 @@ def bent(by, k=8):
         "counted",
         "counted and clipped",
         "lost",
+        "shortened",
         "hardly varied",
         "curved",
         "once curved",
@@ -145,6 +151,8 @@ def test_where_most_rows_say_nothing_their_coding_is_looked_at_first(share, most
         {"taken": 1.9},
         {"clipped": None, "outlying": None, "lost": 0.99 * MOST_LOST},  # no model says what to expect
         {"lost": 0.05, "clipped_noise": 0.017},
+        {"clipped": None, "outlying": None, "shortened": 0.99 * MOST_SHORTENED},
+        {"clipped": None, "outlying": None, "shortened": 0.13, "clipped_noise": 0.02},
         {"curve": bent(0.99), "curve_noise": 1e-6},
         {"curve": bent(5.0), "curve_noise": 4.0},
         {"curve": bent(0.0)},
@@ -294,8 +302,10 @@ def test_the_last_look_is_reported_as_a_share_of_the_rows():
     assert result.lost is None
     uncentred, *_ = checked(change=lambda fit: fit._replace(**changes), centres=False)
     assert uncentred.lost is None  # smooth: less is known of how many are clipped where all is well
+    assert uncentred.shortened == pytest.approx(0.1)
     kinked, *_ = checked(change=lambda fit: fit._replace(**changes), centres=False, has_kinks=True)
     assert kinked.lost == pytest.approx(0.1)
+    assert result.shortened is kinked.shortened is None
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 1.0), (2.0, 2.0)])
@@ -326,6 +336,8 @@ def test_the_variance_is_the_ratio_of_traces_but_1_where_noise_hides_it(ratio, n
     trace = np.trace(change.T @ surrogate.curvature @ change)
     fit = FIT._replace(square=ratio * trace / 0.25, square_scale=max(noise, 1e-12) * trace / 0.25)
     assert _variance(survey, fit, surrogate, frame) == pytest.approx(expected, rel=1e-6)
+    survey.is_weighted = True  # then it is not the information, whatever holds
+    assert _variance(survey, fit, surrogate, frame) == 1.0
 
 
 @pytest.mark.parametrize(
