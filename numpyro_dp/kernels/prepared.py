@@ -76,6 +76,7 @@ _WITHOUT_SCALE = (
 """Supports beside intervals of which the unconstrained values are a few units in size."""
 _CLIPS = {
     "count": "one for each row",
+    "weights": "counts of rows",
     "scales": "counts of rows",
     "row counts": "one for each coordinate of a row",
     "rare scales": "counts of rows",
