@@ -418,13 +418,34 @@ def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool
 
     :param enumerates: whether outcomes that can have few values are enumerated rather than drawn.
     """
-    leaves, treedef = jax.tree.flatten((args, kwargs))
-
     num_outcomes = None
     with contextlib.suppress(Exception):
         num_outcomes = separated.num_outcomes(args, kwargs) if enumerates else None
+    graph, outcomes = _traced(separated, args, kwargs, num_outcomes), sorted(separated.outcome_leaves or ())
+    if graph.drawn is not None:
+        uses = graph.uses(outcomes)
+        graph.is_to_check = separated.has_own_laws(args, kwargs)
+        if uses and all(map(graph.adds_up, uses)) and separated.draws_keep_totals(args, kwargs):
+            uses = []  # a total may be given, and the drawn outcome has it, too
+        passes = sum(graph.size(graph.rows[k]) for k in outcomes)
+        if uses and separated.latents is None and not num_outcomes and 1 < passes <= FEW:
+            # An outcome has a part in the laws of others: a series' last value.
+            graph, uses = _traced(separated, args, kwargs, num_outcomes, passes), []
+            graph.is_to_check = True
+        if uses or graph.uses(outcomes, [graph.weight]):
+            graph.drawn = None  # drawn and observed outcomes together are no draw of the model
+    if graph.weight in graph.of_z:
+        graph.weight = graph.drawn = None
+    return graph
 
-    def log_densities(passes: int, z: jax.Array, key: jax.Array, rows: tuple, public: Sequence) -> dict[str, jax.Array]:
+
+def _traced(separated: SeparableModel, args: tuple, kwargs: dict, num_outcomes: int | None, passes: int = 1) -> Graph:
+    """
+    :param passes: see `SeparableModel.drawn_log_density`.
+    """
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+
+    def log_densities(z: jax.Array, key: jax.Array, rows: tuple, public: Sequence) -> dict[str, jax.Array]:
         supply = iter(public)
         filled = [next(supply) if is_public(a) else leaf for leaf, a in zip(leaves, separated.arguments, strict=True)]
         args, kwargs = jax.tree.unflatten(treedef, filled)
@@ -449,30 +470,9 @@ def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool
     key = jax.ShapeDtypeStruct((2,) if separated.latents is None else (4,), jnp.uint32)
     if separated.latents is not None:
         rows = (*rows, jax.ShapeDtypeStruct((separated.latents.size,), z.dtype))
-
-    def traced(passes: int) -> Graph:
-        of_passes = lambda *inputs: log_densities(passes, *inputs)  # noqa: E731 (JAX remembers what a function gave)
-        closed, outputs = jax.make_jaxpr(of_passes, return_shape=True)(z, key, rows, public)
-        return Graph(closed, sorted(outputs), len(rows))
-
-    graph, outcomes = traced(1), sorted(separated.outcome_leaves or ())
-    if graph.drawn is not None:
-        graph.num_outcomes = num_outcomes
-        uses = graph.uses(outcomes)
-        graph.is_to_check = separated.has_own_laws(args, kwargs)
-        if uses and all(map(graph.adds_up, uses)) and separated.draws_keep_totals(args, kwargs):
-            uses = []  # a total may be given, and the drawn outcome has it, too
-        passes = sum(graph.size(graph.rows[k]) for k in outcomes)
-        if uses and separated.latents is None and not num_outcomes and 1 < passes <= FEW:
-            # An outcome has a part in the laws of others: a series' last value.
-            graph, uses = traced(passes), []
-            graph.passes, graph.is_to_check = passes, True
-        if uses or graph.uses(
-            outcomes, [graph.weight]
-        ):  # then drawn and observed outcomes together are no draw of the model
-            graph.drawn = None
-    if graph.weight in graph.of_z:
-        graph.weight = graph.drawn = None
+    closed, outputs = jax.make_jaxpr(log_densities, return_shape=True)(z, key, rows, public)
+    graph = Graph(closed, sorted(outputs), len(rows))
+    graph.passes, graph.num_outcomes = passes, num_outcomes if graph.drawn is not None else None
     return graph
 
 
