@@ -80,7 +80,7 @@ def check_on_synthetic_rows(
                 if np.isfinite(whole) and np.all(np.isfinite(terms)):
                     verified.setdefault(kind, set()).add(name)
                 with np.errstate(invalid="ignore"):  # rows that make no sense may be inf and -inf
-                    by_row, magnitude = np.sum(terms), np.sum(np.abs(terms))
+                    by_row, magnitude = np.sum(terms, dtype=float), np.sum(np.abs(terms), dtype=float)
                 if _differ(separated, whole, by_row, magnitude):
                     mismatches.setdefault(name, _explain_mismatch(separated, sites[name], check.num_few, whole, by_row))
         if separated.row_latents and not mismatches:
