@@ -417,8 +417,9 @@ class SeparableModel:
 
     def log_prior(self, args: tuple, kwargs: dict) -> Callable[[jax.Array], jax.Array]:
         """The function ``flat z -> log p(z)``, Jacobians of the transforms included. Sees no private argument."""
+        model, unravel = self.prior_model, self.unravel  # who keeps the function does not keep the number of rows
         return traced(
-            lambda args, kwargs, z: -potential_energy(self.prior_model, args, kwargs, self.unravel(z)),
+            lambda args, kwargs, z: -potential_energy(model, args, kwargs, unravel(z)),
             *self.without_private(args, kwargs),
         )
 
@@ -494,7 +495,8 @@ class SeparableModel:
         # Any value of the rows' latents will do: nothing that the prior is made of depends on them.
         names = frozenset() if self.latents is None else self.latents.names
         model = fix_continuous(fix_latents(self.model, dict.fromkeys(self.row_latents, 0.0)), names)
-        return keep_sites(model, lambda name: name not in self.row_sites | names, self.plates_of_one, 1)
+        of_rows = self.row_sites | names
+        return keep_sites(model, lambda name: name not in of_rows, self.plates_of_one, 1)
 
 
 def _to_sample(site: dict, improper: dict[str, Any]) -> Any:

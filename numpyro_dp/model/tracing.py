@@ -316,7 +316,7 @@ class keep_sites(Messenger):
         elif msg["type"] == "sample":
             for frame in msg["cond_indep_stack"]:
                 written = self._written_sizes.get(frame.name, self.size)
-                if written != self.size:
+                if written != self.size and msg["scale"] is not None:  # else it counts once, as somebody has said
                     msg["scale"] = msg["scale"] / (written / self.size)
             if not self.keep(msg["name"]):
                 msg["fn"] = msg["fn"].mask(False)

@@ -111,12 +111,10 @@ def test_the_density_is_that_of_the_model(case, x64):
 # seen before its time" is not drawn, a series is not drawn beside its observed past, and some laws are not known well.
 # Of a density that is scaled, draws have another information than it says (test_scaled_likelihoods); their score is 0.
 _NOT_DRAWN = {
-    *("tempered", "tempered_from_outside", "survey_weights", "hard_coded_plate_scaled"),
     "row_factor",
     "item_response",
     "censored_by_masks",
     "censored_by_factor",
-    "missing_as_nan",
     "latent_zeros",
     "latent_size",
     "short_series",

@@ -338,6 +338,15 @@ def _scaled(scale, observe=lambda a, s, x, y: numpyro.sample("y", dist.Normal(a 
     return model
 
 
+def _scaled_in_a_plate_of(n):
+    def model(x, y, w):
+        a, s = _parameters()
+        with numpyro.plate("rows", n), numpyro.handlers.scale(scale=w):
+            numpyro.sample("y", dist.Normal(a * x, s), obs=y)
+
+    return model
+
+
 def _two_scales(a, s, x, y):
     numpyro.sample("y", dist.Normal(a * x, s), obs=y)
     with numpyro.handlers.scale(scale=2.0):
@@ -346,6 +355,7 @@ def _two_scales(a, s, x, y):
 
 WEIGHTED = {
     "weights": (_scaled(lambda a, w, y: w), True, True),
+    "weights, and the plate's size as a number": (_scaled_in_a_plate_of(_N), True, True),
     "a number": (_scaled(lambda a, w, y: 3.0), True, True),
     "by a parameter": (_scaled(lambda a, w, y: w * jnp.exp(a)), False, False),
     "by the outcome": (_scaled(lambda a, w, y: jnp.abs(y)), True, False),
@@ -356,6 +366,17 @@ WEIGHTED = {
         False,
     ),
 }
+
+
+def test_outcomes_are_drawn_where_the_model_has_the_plates_size_as_a_number():
+    def model(x, y):
+        a, s = _parameters()
+        with numpyro.plate("rows", _N):
+            numpyro.sample("y", dist.Normal(a * x, s), obs=y)
+
+    cut = _cut(model, *_ROWS[:2])
+    assert cut.drawn_log_density is not None
+    assert cut.row_weight is None
 
 
 @pytest.mark.parametrize("name", WEIGHTED)
