@@ -416,7 +416,7 @@ class PreparedKernel(DPKernel):
         if walks:
             found = found._replace(frame=as_wide_as_the_posterior(found.frame, found.of_frames))
             return (self._own if self._has_own_chain else self._walk)(begun, fund, found)
-        if not survey.centres:
+        if not survey.centres and found.weight != 1:
             survey = survey.in_units_of(found.weight)
         found, surrogates, stages, guide = last_releases(survey, found, prior, fund, fund.left - FIT_SHARE * whole)
         checked, surrogate = check(survey, found, surrogates, stages, guide, fund, fund.left)

@@ -351,7 +351,8 @@ def _drawn_log_density(
 
 def _row_weight(graph: Graph, public: Sequence, row: tuple) -> jax.Array:
     assert graph.weight is not None
-    return graph.evaluate(graph.with_public(public) | graph.of_a_row(row), [graph.weight])[0]
+    weight = graph.evaluate(graph.with_public(public) | graph.of_a_row(row), [graph.weight])[0]
+    return jnp.asarray(weight, graph.avals[graph.z].dtype)  # whole numbers, or yes and no, are weights, too
 
 
 def _can_draw(graph: Graph, phi: _Phi) -> bool:

@@ -1,6 +1,7 @@
 """Outcomes drawn from the model, row by row: what clipped gradients are centred by.
 
-An outcome is drawn only from a law whose sampler is known to draw from its density, and to end whatever a row holds.
+An outcome is drawn only from a law whose sampler is known to end, whatever a row holds, and to draw from its density;
+where that is not known, numbers must bear it out (`numpyro_dp.model.drawing_checks`).
 """
 
 import copy

@@ -398,6 +398,15 @@ def test_how_often_a_row_counts_is_read_off_the_scale_of_what_it_observes(name):
         assert float(found) == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.parametrize("kind", [np.int32, np.uint8, bool])
+def test_whole_numbers_and_yes_or_no_are_weights_too(kind):
+    w = (np.arange(_N) % 3).astype(kind)
+    cut = _cut(_scaled(lambda a, w, y: w), _ROWS[0], _ROWS[1], w)
+    weight = cut.row_weight(tuple(jnp.asarray(part[2:3]) for part in (_ROWS[0], _ROWS[1], w)))
+    assert weight.dtype == jnp.result_type(float)
+    assert float(weight) == float(w[2])
+
+
 def test_rows_whose_latents_are_integrated_out_are_not_drawn_where_they_are_scaled():
     def model(x, y, w):
         a, s = _parameters()
