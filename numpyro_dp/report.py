@@ -197,9 +197,15 @@ class PrivacyReport:
         """A paragraph for the methods section of a paper; see `numpyro_dp.statements`."""
         return statements.methods(self, version("numpyro_dp"))
 
-    def to_registry(self) -> dict[str, Any]:
-        """An entry for the registry of deployments of differential privacy; see `numpyro_dp.statements`."""
-        return statements.registry_entry(self, version("numpyro_dp"))
+    def to_registry(self, **of_the_curator: Any) -> dict[str, Any]:
+        """An entry for OpenDP's registry of deployments of differential privacy, by its schema of July 2026.
+
+        :param of_the_curator: what no run knows: `name`, `data_curators` (a list), `intended_use`,
+            `data_product_region`, `publication_date` (as 2026-11-29), `data_product_sector`, `registry_authors` (a
+            list), `url_slug`. What is left out is None, and to be filled in before the entry is valid; of these only
+            the sector need not be there.
+        """
+        return statements.registry_entry(self, version("numpyro_dp"), of_the_curator)
 
     def _lines(self) -> list[tuple[str, str]]:
         """What there is to say, each with what it is about."""

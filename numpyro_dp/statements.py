@@ -4,7 +4,7 @@ Both are made of the report alone, so they hold nothing private, and claim nothi
 """
 
 import decimal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +19,18 @@ _INTEGERS = (
     "Clipped sums are whole numbers, so their sensitivity holds in floating point; noise is a rounded normal (or "
     "logistic) variable, drawn exactly"
 )
+
+OF_THE_CURATOR = (
+    "name",
+    "data_curators",
+    "intended_use",
+    "data_product_region",
+    "publication_date",
+    "data_product_sector",
+    "registry_authors",
+    "url_slug",
+)
+"""Fields of the registry's entries that no run knows."""
 
 
 def some_of(names: Sequence[str], most: int = 5) -> str:
@@ -56,57 +68,67 @@ def methods(report: "PrivacyReport", version: str) -> str:
     return " ".join(sentences)
 
 
-def registry_entry(report: "PrivacyReport", version: str) -> dict[str, Any]:
-    """An entry for the registry of deployments (OpenDP, 2025; the fields of its files), as far as a run knows.
+def registry_entry(report: "PrivacyReport", version: str, told: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry for the registry of deployments (OpenDP; the fields of its schema of July 2026).
 
-    What only the curator knows is None: name, curators, purpose, actors, authors.
+    :param told: what only the curator knows, see `OF_THE_CURATOR`; what is left out of it is None.
+    :raises TypeError: if something else is told.
     """
-    clips = {kind: f"{release['mechanism']}, clipped: {release['clip']}" for kind, release in report.releases.items()}
-    unknown = {"name": None, "data_curators": None, "intended_use": None, "data_product_region": None}
-    product = {**unknown, "data_product_type": "Posterior draws", "description": report.posterior.description}
-    chosen = "Assumed: nothing was chosen by looking at the table. What was tuned on the table is within the budget"
+    if unknown := sorted(set(told) - set(OF_THE_CURATOR)):
+        raise TypeError(f"an entry has no {', '.join(unknown)}; of the curator are {', '.join(OF_THE_CURATOR)}")
+    said = dict.fromkeys(OF_THE_CURATOR) | dict(told)
+    authors, slug = said.pop("registry_authors"), said.pop("url_slug")
+    if said["data_product_sector"] is None:  # the only one that an entry may do without
+        del said["data_product_sector"]
     read = [*report.public_arguments, *report.closed_over]
     size = "private" if report.num_rows is None else "public"
-    return {
-        "status": "Draft",
-        "deployment": {
-            "product": {**product, "publication_date": None, "data_product_sector": None},
-            "dp_flavor": {
-                "name": "Approximate DP" if report.private else None,
-                "input_metric": report.neighboring_relation.replace("_", "-"),
-                "bound_on_input_distance": 1,
-                "output_measure": "hockey-stick divergence",
-                "bound_on_output_distance": {"epsilon": _number(report.eps), "delta": report.delta},
-                "data_domain": ", ".join(report.private_arguments),
-                "unprotected_quantities": "; ".join(
-                    [f"units: their number is {size}", *(f"public: {name}" for name in read)]
-                ),
-            },
-            "privacy_loss": {
-                "privacy_unit": report.unit,
-                "privacy_unit_description": f"One unit is {_NEIGHBORS[report.neighboring_relation]}",
-                "privacy_parameters": {"epsilon": _number(report.eps), "delta": report.delta},
-                "privacy_parameters_description": report.guarantee(),
-            },
-            "model": {
-                "model_name": "Central",
-                "actors": None,
-                "release_type": "One-time",
-                "data_source_type": "Static",
-                "access_type": "Non-interactive",
-            },
-            "accounting": {
-                "post_processing": "Draws, summaries and predictions are computed from released numbers and the prior",
-                "composition": "Privacy losses of all releases, rounded up; adaptive stages under a filter on rho",
-            },
-            "implementation": {
-                "pre_processing_eda_hyperparameter_tuning": chosen,
-                "mechanisms": {"releases": clips, "randomness": report.noise, "floating_point": _INTEGERS},
-                "justification": None,
-            },
-            "resources": {"sources": f"numpyro_dp {version}, {report.kernel}", "registry_authors": None},
+    deployment: dict[str, Any] = {
+        "basic": {"data_product_type": "Machine learning model", "description": _described(report), **said},
+        "deployment_model": {
+            "model_name": "Central",
+            "release_type": "One release",
+            "data_source_type": "Static",
+            "access_type": "Non-interactive",
         },
+        "accounting": {
+            "post_processing": "Draws, summaries and predictions are computed from released numbers and the prior",
+            "composition": "Privacy losses of all releases, rounded up; adaptive stages under a filter on rho",
+        },
+        "implementation": {
+            "preprocessing_and_hyperparameter_tuning": "Assumed: nothing was chosen by looking at the table. What was "
+            "tuned on the table is within the budget",
+            "mechanisms": _mechanisms(report, version),
+        },
+        "administrative": {"sources": f"Made with numpyro_dp {version}, {report.kernel}", "registry_authors": authors},
     }
+    if report.private:
+        deployment["dp_variant"] = {
+            "variant_name": "Approximate DP",
+            "data_domain": ", ".join(report.private_arguments),
+            "unprotected_quantities": "; ".join(
+                [f"units: their number is {size}", *(f"public: {name}" for name in read)]
+            ),
+        }
+        deployment["privacy_loss"] = {
+            "privacy_unit": report.unit,
+            "privacy_unit_details": f"Neighbouring tables differ in one unit, which is "
+            f"{_NEIGHBORS[report.neighboring_relation]} ({report.neighboring_relation.replace('_', '-')})",
+            "privacy_parameters": {"epsilon": report.eps, "delta": report.delta},
+            "privacy_parameters_details": report.guarantee(),
+        }
+    return {"url_slug": slug, "status": "Draft", "tier": 3, "deployment": deployment}
+
+
+def _described(report: "PrivacyReport") -> str:
+    vouched = "" if report.posterior.trusted else ". Released numbers do not vouch for them"
+    return f"Draws from a posterior: {report.posterior.description}{vouched}"
+
+
+def _mechanisms(report: "PrivacyReport", version: str) -> str:
+    """As a list, which the registry shows."""
+    releases = [f"{kind}: {of['planned']} of {of['mechanism']}, {of['clip']}" for kind, of in report.releases.items()]
+    code = f"The library is numpyro_dp {version}"
+    return "\n".join(f"- {line}" for line in [*releases, _INTEGERS, f"Randomness: {report.noise}", code])
 
 
 def label(report: "PrivacyReport", version: str) -> list[tuple[str, str]]:
@@ -133,7 +155,3 @@ def round_up(value: float, digits: int) -> str:
     """`value` to so many significant digits, never below it."""
     up = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
     return f"{float(up.create_decimal(repr(value))):.{digits}g}"
-
-
-def _number(value: float) -> float | str:
-    return value if value < float("inf") else "inf"

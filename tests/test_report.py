@@ -106,18 +106,57 @@ def test_a_paragraph_for_a_paper_says_what_the_report_says(report):
     assert [word in text for word in named.values()] == [name == report.neighboring_relation for name in named]
 
 
+REGISTRY = {
+    "basic": "name data_curators intended_use data_product_type data_product_region description publication_date "
+    "data_product_sector",
+    "dp_variant": "variant_name data_domain unprotected_quantities",
+    "privacy_loss": "privacy_unit privacy_unit_details privacy_parameters privacy_parameters_details",
+    "deployment_model": "model_name model_name_details actors release_type release_type_details data_source_type "
+    "data_source_type_details access_type access_type_details",
+    "accounting": "post_processing composition",
+    "implementation": "preprocessing_and_hyperparameter_tuning mechanisms justification",
+    "administrative": "sources notes registry_authors",
+}
+"""Sections and fields of entries in the registry's repository, July 2026; no others are allowed."""
+
+TOLD = {
+    "name": "Visits to a doctor",
+    "data_curators": ["A statistics office"],
+    "intended_use": "Planning",
+    "data_product_region": "Finland",
+    "publication_date": "2026-11-29",
+    "registry_authors": ["A statistician"],
+    "url_slug": "visits-2026",
+}
+
+
 def test_an_entry_for_the_registry_has_its_fields(report):
-    """Those of the files in the registry's repository (November 2025); None is for the curator."""
-    entry = json.loads(json.dumps(report.to_registry()))["deployment"]
-    parts = "product dp_flavor privacy_loss model accounting implementation resources"
-    assert list(entry) == parts.split()
-    expected = {"epsilon": report.eps if report.private else "inf", "delta": report.delta}
-    assert entry["privacy_loss"]["privacy_parameters"] == expected
-    assert entry["dp_flavor"]["bound_on_output_distance"] == expected
-    assert entry["privacy_loss"]["privacy_unit"] == report.unit
-    assert ("private" in entry["dp_flavor"]["unprotected_quantities"]) == (report.num_rows is None)
-    assert entry["implementation"]["mechanisms"]["releases"].keys() == report.releases.keys()
-    assert entry["product"]["data_curators"] is None
+    found = json.loads(json.dumps(report.to_registry(**TOLD)))
+    assert sorted(found) == ["deployment", "status", "tier", "url_slug"]
+    entry = found["deployment"]
+    for section, fields in entry.items():
+        assert set(fields) <= set(REGISTRY[section].split())
+        lists = {"data_curators", "registry_authors", "privacy_parameters"}
+        assert all(isinstance(value, str) for name, value in fields.items() if name not in lists)
+    assert {name: (entry["basic"] | entry["administrative"] | found)[name] for name in TOLD} == TOLD
+    assert ("privacy_loss" in entry) == ("dp_variant" in entry) == report.private
+    if report.private:
+        assert entry["privacy_loss"]["privacy_parameters"] == {"epsilon": report.eps, "delta": report.delta}
+        assert entry["privacy_loss"]["privacy_unit"] == report.unit
+        assert report.neighboring_relation.replace("_", "-") in entry["privacy_loss"]["privacy_unit_details"]
+        assert ("private" in entry["dp_variant"]["unprotected_quantities"]) == (report.num_rows is None)
+    assert all(f"- {kind}: " in entry["implementation"]["mechanisms"] for kind in report.releases)
+    assert "do not vouch" in entry["basic"]["description"]  # five iterations
+
+
+@pytest.mark.parametrize("report", ["replace_one"], indirect=True)
+def test_of_an_entry_the_curator_is_not_made_up(report):
+    entry = report.to_registry()
+    assert entry["url_slug"] is None
+    empty = [name for name, value in entry["deployment"]["basic"].items() if value is None]
+    assert empty == ["name", "data_curators", "intended_use", "data_product_region", "publication_date"]
+    with pytest.raises(TypeError, match="an entry has no curator; of the curator are name, data_curators"):
+        report.to_registry(curator="me")
 
 
 def test_a_label_says_what_the_report_says_within_its_frame(report):
