@@ -263,7 +263,7 @@ def plot_privacy(report: "PrivacyReport", ax: "Axes | None" = None) -> "Axes":
 def plot_label(report: "PrivacyReport", ax: "Axes | None" = None) -> "Axes":
     """A label for who reads a published posterior: how much privacy was lost, whose, and what is not covered.
 
-    :param report: `mcmc.privacy`. In a notebook it shows itself as HTML; this is a picture for a paper or a page.
+    :param report: `mcmc.privacy`. `mcmc.privacy.label_html()` is the same for a page; this is a picture.
     :param ax: where to draw; default a figure of its own.
     """
     _require(report, "private", _OF_REPORT)

@@ -207,6 +207,12 @@ class PrivacyReport:
         """
         return statements.registry_entry(self, version("numpyro_dp"), of_the_curator)
 
+    def label_html(self) -> str:
+        """A label for the page on which the posterior is published: HTML, as `numpyro_dp.plots.plot_label` draws it."""
+        (name, loss), *facts = statements.label(self, version("numpyro_dp"))
+        head = f"<b>Privacy facts</b><br>{html.escape(name)}: <b>{html.escape(loss)}</b>"
+        return f"<div style='border:2px solid; padding:.5em; max-width:40em'>{head}<hr>{_table(facts)}</div>"
+
     def _lines(self) -> list[tuple[str, str]]:
         """What there is to say, each with what it is about."""
         size = f"n = {self.num_rows}" if self.num_rows is not None else "n is private"

@@ -4,6 +4,7 @@ import dataclasses
 import html
 import json
 import warnings
+from importlib.metadata import version
 
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ from helpers.tiers import some_every_day
 
 from numpyro_dp import MCMC, DPPenalty, plan
 from numpyro_dp.plots import plot_label
-from numpyro_dp.statements import round_up
+from numpyro_dp.statements import label, round_up
 
 
 def model(y):
@@ -179,6 +180,16 @@ def test_a_label_says_what_the_report_says_within_its_frame(report):
             assert frame.x0 < place.x0, text
             assert place.x1 < frame.x1, text
         plt.close(axes.figure)
+
+
+def test_a_label_for_a_page_says_what_the_picture_says(report):
+    names = dataclasses.replace(report, public_arguments=("a<b>",))
+    page = names.label_html()
+    for name, fact in label(names, version("numpyro_dp")):
+        assert html.escape(name) in page
+        assert html.escape(fact) in page
+    assert "a<b>" not in page
+    assert [page.count(f"<{tag}") for tag in ("div", "table", "tr>")] == [1, 1, len(label(names, "")) - 1]
 
 
 def test_a_plan_in_a_notebook():

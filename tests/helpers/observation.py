@@ -519,7 +519,7 @@ def of_kernel(kernel: DPKernel, args: tuple, kwargs: dict) -> tuple[dict, dict]:
     print(kernel, kernel.model, prepared, repr(report))
     pickles, unpickled = pickled(kernel=kernel, report=report, prepared=prepared)
     methods = report.guarantee(), report.to_dict(), report.to_json(), report.eps_at(0.01)
-    methods += report.methods(), report.brief(), report.to_registry()
+    methods += report.methods(), report.brief(), report.to_registry(), report.label_html()
     return {
         "kernel": kernel,
         "properties of the kernel": {name: of for name, of in properties_of(kernel).items() if name != "algorithm"},

@@ -238,6 +238,7 @@ METHODS = {
         "to_dict": "called",
         "to_json": "called",
         "to_registry": "called",
+        "label_html": "called",
         "methods": "called",
         "guarantee": "called",
         "brief": "called",
