@@ -16,6 +16,10 @@ Three leapfrogs, L steps each:
                                      gradient, which is part of the state. Kept on rejection: drawing it
                                      anew only then would bias the chain
 ============  =====================  ==================================================================
+
+With `batch_size` each kick and each test look at a batch of their own. The law of a kick depends on the position only,
+on a batch as with noise, so the leapfrog is as reversible as before: batches of gradients cost acceptance. The test's
+estimate is that of `numpyro_dp.kernels.penalty`, with half of its sampling variance subtracted, and as approximate.
 """
 
 import math

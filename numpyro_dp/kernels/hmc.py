@@ -19,6 +19,7 @@ from numpyro_dp.chain.noisy_hmc import NoisyHMC, num_leapfrog_steps
 from numpyro_dp.kernels.options import MetropolisOptions, only
 from numpyro_dp.kernels.prepared import PreparedKernel, resolve_preparation, without_preparation
 from numpyro_dp.preparation import Preparation
+from numpyro_dp.privacy.batches import Batches
 
 
 class DPHMC(NoisyHMC, PreparedKernel):
@@ -52,6 +53,8 @@ class DPHMC(NoisyHMC, PreparedKernel):
     :param trajectory_length: instead of `num_steps`: ``ceil(trajectory_length / step_size)`` steps at the given
         `step_size`, with which the length changes if the step size is adapted.
     :param leapfrog: ``"position"`` (default, the cheapest), ``"fresh"`` or ``"reuse"``.
+    :param batch_size: as for `DPPenalty`: each gradient and each log ratio is of a batch of its own. Gradients of
+        batches cost acceptance only; the ratio's estimate is taken to be normal, so temper the likelihood.
     :param grad_share: fraction of the budget that gradients get; the ratios get the rest.
     :param jitter: each iteration's step size is multiplied by a factor from a randomised Halton sequence on
         ``[1 - jitter, 1 + jitter]``, which breaks up periodic orbits.
@@ -77,6 +80,7 @@ class DPHMC(NoisyHMC, PreparedKernel):
         leapfrog: str | None = None,
         grad_share: float | None = None,
         jitter: float | None = None,
+        batch_size: float | Batches | None = None,
         noise_multiplier_ratio: float | None = None,
         noise_multiplier_grad: float | None = None,
         **options: Unpack[MetropolisOptions],
@@ -90,6 +94,7 @@ class DPHMC(NoisyHMC, PreparedKernel):
             "leapfrog": leapfrog,
             "grad_share": grad_share,
             "jitter": jitter,
+            "batch_size": batch_size,
         }
         preparation = resolve_preparation(prepare, eps, plain | without_preparation(options))
         options.setdefault("target_accept_prob", 0.4)
@@ -101,6 +106,7 @@ class DPHMC(NoisyHMC, PreparedKernel):
             noise_multipliers={"ratio": noise_multiplier_ratio, "grad": noise_multiplier_grad},
             shares={"ratio": 1 - grad_share, "grad": grad_share},
             clips={"ratio": clip_ratio, "grad": clip_grad},
+            batch_size=batch_size,
             step_size=step_size,
             prepare=preparation,
             noise_aware=noise_aware,

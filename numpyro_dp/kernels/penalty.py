@@ -29,7 +29,6 @@ the sampling variance is about 1 or below: temper the likelihood (`power`, `n0`)
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Unpack
 
@@ -39,7 +38,7 @@ from numpyro_dp.chain.random_walk import RandomWalk
 from numpyro_dp.kernels.options import MetropolisOptions, only
 from numpyro_dp.kernels.prepared import PreparedKernel, resolve_preparation, without_preparation
 from numpyro_dp.preparation import Preparation
-from numpyro_dp.privacy.batches import Batches, FixedBatches
+from numpyro_dp.privacy.batches import Batches
 
 
 class DPPenalty(RandomWalk, PreparedKernel):
@@ -112,8 +111,6 @@ class DPPenalty(RandomWalk, PreparedKernel):
             step_size=step_size,
             **only(MetropolisOptions, options),
         )
-        if isinstance(self.settings.batches, FixedBatches) and math.isinf(self.clip("ratio")):
-            raise ValueError("batches of a fixed size need a finite clip_ratio, also without privacy")
         self._set_walk(one_component, guided, self.settings.dense_mass)
 
     def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:

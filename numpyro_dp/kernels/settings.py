@@ -10,7 +10,7 @@ import numpy as np
 from numpyro.infer.initialization import init_to_median
 
 from numpyro_dp.model.units import without_names
-from numpyro_dp.privacy.batches import AllRows, Batches, as_batches
+from numpyro_dp.privacy.batches import AllRows, Batches, FixedBatches, as_batches
 from numpyro_dp.privacy.clipping import OwnerIndex
 from numpyro_dp.privacy.mechanisms import check_relation, size_is_public
 from numpyro_dp.privacy.release import Exchange
@@ -104,6 +104,8 @@ class Settings:
             init_strategy=init_to_median if self.init_strategy is None else self.init_strategy,
             unit=self.unit if self.unit is None or isinstance(self.unit, str) else without_names(np.array(self.unit)),
         )
+        if isinstance(self.batches, FixedBatches) and self.clips.get("ratio") == math.inf:
+            raise ValueError("batches of a fixed size need a finite clip_ratio, also without privacy")
         fix(owners=self._known_owners())
 
     def _check_positive_int(self, name: str, optional: bool = False) -> None:

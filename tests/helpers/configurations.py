@@ -298,6 +298,25 @@ CONFIGURATIONS = {
         | ADDED,
         mcmc=TWO,
     ),
+    "hmc_rate": Configuration(
+        DPHMC,
+        {
+            "noise_multiplier_ratio": 3.0,
+            "noise_multiplier_grad": 2.0,
+            "leapfrog": "reuse",
+            "num_steps": 2,
+            "batch_size": PoissonBatches(rate=0.3),
+            "power": 0.5,
+        }
+        | ADDED
+        | SEED,
+        mcmc=TWO,
+    ),
+    "hmc_fixed": Configuration(
+        DPHMC,
+        {"eps": 3.0, "prepare": False, "num_steps": 2, "batch_size": FixedBatches(5), "step_size": 0.05} | SEED,
+        mcmc=TWO,
+    ),
     "hmc_memberships": Configuration(DPHMC, {"eps": 3.0, "prepare": Preparation(force=True)} | SEED, MEMBERSHIPS),
     "hmc_visits": Configuration(
         DPHMC, {"eps": 3.0, "prepare": Preparation(force=True), "unit": "person"} | SEED, VISITS

@@ -110,6 +110,8 @@ KERNELS = {
     "penalty_poisson": lambda **options: penalty(batch_size=20, **options),
     "penalty_fixed": lambda **options: penalty(batch_size=FixedBatches(20), one_component=True, **options),
     "penalty_owners": lambda **options: penalty(owners=OWNERS, **options),
+    "hmc_poisson": lambda **options: hmc(batch_size=20, leapfrog="reuse", **options),
+    "hmc_fixed": lambda **options: hmc(batch_size=FixedBatches(20), **options),
     "hmc_owners": lambda **options: hmc(owners=OWNERS, **options),
     "barker": barker,
     "barker_gaussian": lambda **options: barker(variance=1.0, guided=True, **options),

@@ -400,6 +400,32 @@ def test_penalty_on_batches_needs_its_variance_term(corrected, monkeypatch):
     assert error < 0.05
 
 
+def hmc_on_batches(rate, **options):
+    """Two leapfrog steps of .7 posterior widths; each gradient and each ratio is of a batch of its own."""
+    options = {"eps": float("inf"), "clip_ratio": 1e3, "clip_grad": 1e3} | options
+    steps = {"num_steps": 2, "jitter": 0.0, "step_size": 0.7 * width(VALUES, POWER)}
+    return lambda **others: DPHMC(
+        normal_mean, prepare=False, batch_size=PoissonBatches(rate=rate), **steps, **options, **others
+    )
+
+
+@pytest.mark.statistical
+@pytest.mark.usefixtures("fast_callbacks")
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        pytest.param(hmc_on_batches(0.2), 1.006, id="poisson"),
+        pytest.param(hmc_on_batches(0.2, leapfrog="reuse"), 1.006, id="reuse", marks=pytest.mark.nightly),
+        pytest.param(hmc_on_batches(0.05), 1.125, id="small_poisson", marks=pytest.mark.nightly),
+    ],
+)
+def test_hmc_on_batches_has_the_variance_of_its_theory(make, expected):
+    """As 100,000 chains of the same length have it, in NumPy with sums over real batches (known to .003)."""
+    found, error = variance_ratio(make, VALUES, POWER, chains=2500, iterations=50, discarded=20)
+    assert error < 0.03
+    assert abs(found - expected) < 6 * error
+
+
 def barker_on_batches(**options):
     """Slopes are at most ``1 + 4 posterior widths``: none is clipped. Jumps are as long as the clip allows."""
     largest = 1 + 4 * width(SIGNS, 0.05)

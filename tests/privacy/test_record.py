@@ -240,7 +240,15 @@ def marked(everyday: Callable[[str, str], bool]) -> list:
 
 
 EVERYDAY = {"hmc_plain"}
-COUNTED_AS_0 = {"hmc_position", "penalty_rate", "barker_gaussian", "sgld_hidden", "sgnht_hidden", "sghmc_hidden"}
+COUNTED_AS_0 = {
+    "hmc_position",
+    "hmc_rate",
+    "penalty_rate",
+    "barker_gaussian",
+    "sgld_hidden",
+    "sgnht_hidden",
+    "sghmc_hidden",
+}
 """Where a row that is not finite adds nothing, so that no sum moves when it is removed."""
 
 
