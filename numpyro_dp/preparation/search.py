@@ -43,6 +43,9 @@ ROUND_SHARE = 0.1
 GROWTH = 6.0
 LINE = 8.0 ** np.arange(1, -8, -1)
 """Multiples of a step that are compared."""
+_WITHIN = 3.0
+"""No longer step than that to the mode leads where the prior is lower than so many standard deviations of a normal law
+away, and those that all coordinates have."""
 _UNSEEN = 0.35
 """A clip bound is searched for that so many of the rows exceed."""
 _WIDENS = 1 / 16
@@ -393,6 +396,9 @@ def _length(survey: Survey, draw: Draw, prior: NormalPrior, here: Frame, step: n
     largest = np.maximum(bound * np.linalg.norm(step) * LINE, 1e-30)
     gains, scales = survey.gains(draw, start, ends, largest)
     gains = gains + [prior.log_density(end) - prior.log_density(start) for end in ends]
-    clear = gains / scales
+    away = [math.sqrt(-2 * prior.log_density(place)) for place in (start, *ends)]
+    # The prior's tails are not known there, nor may the likelihood be computed with any precision.
+    leaves = (LINE > 1) & (np.array(away[1:]) > max(_WITHIN + math.sqrt(len(step)), away[0]))
+    clear = np.where(leaves, 0.0, gains / scales)
     worth = clear > max(0.25 * clear.max(), 1.0)
     return float(LINE[int(np.argmax(worth))]) if worth.any() else 0.0

@@ -195,6 +195,19 @@ def test_what_the_prior_gains_counts():
     assert length(lambda t: 0 * t, prior=prior) == 1
 
 
+@pytest.mark.parametrize(("sds", "middle", "expected"), [(0.55, 0.0, 8.0), (0.65, 0.0, 1.0), (10.0, 12.0, 8.0)])
+def test_no_longer_step_than_that_to_the_mode_leaves_the_prior(sds, middle, expected):
+    """Eight times this one ends 4.4 and 5.2 standard deviations away, where 4.73 is the most; or it leads back there.
+
+    :param sds: of the prior, how long the step is; where its middle is, in steps.
+    """
+    along = FRAME.whitening @ STEP
+    away = along / sds
+    across = np.eye(M) - np.outer(along, along) / (along @ along)
+    prior = NormalPrior(FRAME.center + middle * along, np.outer(away, away) + 1e6 * across)
+    assert length(lambda t: 100 * (t - t**2 / 20), prior=prior) == expected
+
+
 # -- When a round is enough --------------------------------------------------------------------------------------------
 
 ENOUGH = Round(
