@@ -5,6 +5,7 @@ target invariant as the test without noise does (Ceperley and Dewing 1999).
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +22,27 @@ def penalty_test(
     z: jax.Array,
     z_new: jax.Array,
     public_log_ratio: jax.Array,
-    clip_ratio: float,
+    clip_ratio: float | Callable,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The accept decision for ``z -> z_new``, shared by all penalty kernels.
 
     :param public_log_ratio: the part of the log acceptance ratio that no row enters: prior, proposal, momentum.
-    :param clip_ratio: each row's log ratio is clipped to this times the distance.
+    :param clip_ratio: each row's log ratio is clipped to this times the distance; or, if it is a function, to its value
+        for the sites' values at both places, in the order in which it is larger. Where that is no positive number, the
+        proposal is rejected.
     :return: accepted; estimated acceptance probability, from the noisy ratio; noise standard deviation.
     """
-    distance = jnp.linalg.norm(z_new - z)
-    bound = clip_ratio if math.isinf(clip_ratio) else clip_ratio * distance
+    bound: jax.Array | float
+    if callable(clip_ratio):
+        assert target.sites is not None
+        # Noise of another size on the way back would make the test another one there.
+        ends = target.sites(z), target.sites(z_new)
+        there, back = (jnp.asarray(clip_ratio(*pair), z.dtype) for pair in (ends, ends[::-1]))
+        bound = jnp.maximum(there, back)
+        usable = (bound > 0) & jnp.isfinite(bound)
+        bound, public_log_ratio = jnp.where(usable, bound, 0.0), jnp.where(usable, public_log_ratio, -jnp.inf)
+    else:
+        bound = clip_ratio if math.isinf(clip_ratio) else clip_ratio * jnp.linalg.norm(z_new - z)
     ratio, scale = target.log_ratio(draw, z, z_new, bound)
     return accept_with_penalty(rng_key, ratio + public_log_ratio, scale, z_new)
 

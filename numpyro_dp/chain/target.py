@@ -32,6 +32,7 @@ class PrivateTarget:
     :param num_params: length of z.
     :param num_rows: how many rows there are; private where their number is.
     :param power: exponent of the likelihood.
+    :param sites: values of the model's sites, of flat z.
     """
 
     def __init__(
@@ -43,9 +44,10 @@ class PrivateTarget:
         num_params: int,
         num_rows: int,
         power: float = 1.0,
+        sites: Callable[[jax.Array], dict[str, jax.Array]] | None = None,
     ):
         self.vault, self.log_prior = vault, log_prior
-        self.num_params, self.num_rows, self.power = num_params, num_rows, power
+        self.num_params, self.num_rows, self.power, self.sites = num_params, num_rows, power, sites
         self._row_log_density = row_log_density
         self._statistics: KeptSum | None = None
 

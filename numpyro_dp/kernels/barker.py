@@ -109,6 +109,8 @@ class DPBarker(RandomWalk, PreparedKernel):
         noise_multiplier_ratio: float | None = None,
         **options: Unpack[MetropolisOptions],
     ):
+        if callable(clip_ratio):
+            raise TypeError("DPBarker's jumps follow from clip_ratio, a number; a function is for DPPenalty and DPHMC")
         plain = {"clip_ratio": clip_ratio, "step_size": step_size}
         preparation = prepare_own_chain(prepare, eps, plain | without_preparation(options))
         options.setdefault("target_accept_prob", 0.35)

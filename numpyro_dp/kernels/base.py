@@ -395,6 +395,8 @@ class DPKernel(MCMCKernel, Algorithm):
 
     def describe_clip(self, kind: str) -> str:
         clip = self.clip(kind)
+        if callable(clip):
+            return f"clip_{kind}, a function of both places"
         return f"clip_{kind} {clip:g}" + (" per unit of distance" if kind == "ratio" else "")
 
     def describe_missing(self) -> str:
@@ -438,9 +440,11 @@ class DPKernel(MCMCKernel, Algorithm):
 
     def describe_exactness(self) -> str:
         """On what the posterior rests, as far as this kernel's approximations go."""
+        clip = self.clip("ratio")
+        most = "(before, after)" if callable(clip) else f" = {clip:g} per unit of distance in {self._space}"
         return (
-            f"the posterior is exact where no row's log density changes by more than clip_ratio = "
-            f"{self.clip('ratio'):g} per unit of distance in {self._space}; beyond that it is flattened"
+            f"the posterior is exact where no row's log density changes by more than clip_ratio{most}; beyond that it "
+            "is flattened"
             + (
                 ""
                 if isinstance(self._settings.batches, AllRows)
@@ -550,7 +554,14 @@ class DPKernel(MCMCKernel, Algorithm):
         model, rows = separated.of_rows, placeholder_rows(separated.arguments)
         z = jax.eval_shape(separated.ravel, separated.prototype)
         args, kwargs = public.args, public.kwargs
-        return [(model.log_prior(args, kwargs), (z,)), (model.row_log_density(args, kwargs), (z, rows))]
+        asked: list[tuple[Callable, tuple]] = [
+            (model.log_prior(args, kwargs), (z,)),
+            (model.row_log_density(args, kwargs), (z, rows)),
+        ]
+        if callable(clip := self._settings.clips.get("ratio")):
+            sites = model.sites(args, kwargs)
+            asked.append((lambda z, to: clip(sites(z), sites(to)), (z, z)))
+        return asked
 
     def target(
         self, separated: SeparableModel, args: tuple, kwargs: dict, batches: Batches | None = None
@@ -582,6 +593,7 @@ class DPKernel(MCMCKernel, Algorithm):
             num_params=separated.num_params,
             num_rows=separated.num_rows,
             power=self._settings.power_for(separated.num_rows),
+            sites=separated.sites(args, kwargs) if callable(self._settings.clips.get("ratio")) else None,
         )
         return self._ready(target)
 

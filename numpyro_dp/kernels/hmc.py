@@ -72,7 +72,7 @@ class DPHMC(NoisyHMC, PreparedKernel):
         *,
         prepare: Preparation | bool | None = None,
         noise_aware: bool = True,
-        clip_ratio: float | None = None,
+        clip_ratio: float | Callable | None = None,
         clip_grad: float | None = None,
         step_size: float | None = None,
         num_steps: int | None = None,

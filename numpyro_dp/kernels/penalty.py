@@ -59,7 +59,10 @@ class DPPenalty(RandomWalk, PreparedKernel):
     :param clip_ratio: largest change of one row's log density per unit of distance in unconstrained space that is
         counted in full. Larger is safer for the posterior, and needs more noise. For a generalised linear model with
         canonical link, the largest norm of a row's covariates times the largest residual is enough to clip nothing;
-        with `one_component`, the largest single covariate times that. Default 1, and the report says so.
+        with `one_component`, the largest single covariate times that. Default 1, and the report says so. Or a function
+        ``(sites before, sites after) -> bound`` of dicts as `MCMC.get_samples` has them: a public bound on how much a
+        row's log density changes, the paper's ``c(theta, theta')``. Where it is no positive number, a proposal is
+        rejected.
     :param one_component: change one component at a time, chosen at random: shorter jumps, less noise.
     :param guided: Gustafson's guided walk: a component keeps its direction until a rejection. With `one_component` it
         mixed best of the variants wherever we compared them.
@@ -80,7 +83,7 @@ class DPPenalty(RandomWalk, PreparedKernel):
         delta: float | None = None,
         *,
         prepare: Preparation | bool | None = None,
-        clip_ratio: float | None = None,
+        clip_ratio: float | Callable | None = None,
         one_component: bool = False,
         guided: bool = False,
         step_size: float | None = None,

@@ -79,12 +79,14 @@ class Settings:
             delta=_as_float(self.delta),
             noise_multipliers={kind: _as_float(value) for kind, value in self.noise_multipliers.items()},
             default_clips=tuple(kind for kind, clip in self.clips.items() if clip is None),
-            clips={kind: DEFAULT_CLIP if clip is None else float(clip) for kind, clip in self.clips.items()},
+            clips={kind: _as_clip(kind, clip) for kind, clip in self.clips.items()},
         )
         self._check_budget()
         self._check_positive_int("num_iterations", optional=True)
         self._check_positive_int("num_chains")
         for kind, clip in self.clips.items():
+            if callable(clip):
+                continue
             if not clip > 0:
                 raise ValueError(f"clip_{kind} must be positive, got {clip}")
             if math.isinf(clip) and self.eps != math.inf:
@@ -237,6 +239,7 @@ class Settings:
         """Those of which the values decide what is asked of a table; the plan has its length and the chains."""
         of_the_plan = ("num_iterations", "num_chains", "shared")
         named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        named["clips"] = {kind: "a function" if callable(clip) else clip for kind, clip in self.clips.items()}
         if isinstance(self.owners, OwnerIndex):  # of a long array `repr` shows the ends
             named["owners"] = hashlib.sha256(self.owners.of_row.tobytes()).hexdigest(), self.owners.num_owners
         return sorted((name, value) for name, value in named.items() if is_plain(value) and name not in of_the_plan)
@@ -244,6 +247,12 @@ class Settings:
     @property
     def given_noise_multipliers(self) -> dict[str, float]:
         return {kind: value for kind, value in self.noise_multipliers.items() if value is not None}
+
+
+def _as_clip(kind: str, clip: Any) -> float | Callable:
+    if kind == "ratio" and callable(clip):
+        return clip
+    return DEFAULT_CLIP if clip is None else float(clip)
 
 
 def is_plain(value: Any) -> bool:

@@ -432,6 +432,11 @@ class SeparableModel:
 
         return traced(constrain, *self.without_private(args, kwargs))
 
+    def sites(self, args: tuple, kwargs: dict) -> Callable[[jax.Array], dict[str, jax.Array]]:
+        """The function that maps a flat unconstrained draw to the sites that are released."""
+        constrain, unravel = self.constrain(args, kwargs), self.unravel
+        return lambda z: constrain(unravel(z))
+
     def init_params(
         self, rng_key: jax.Array, init_strategy: Callable, args: tuple, kwargs: dict
     ) -> tuple[Params, jax.Array]:

@@ -207,6 +207,11 @@ def own_family() -> ExponentialFamily:
     )
 
 
+def told_bound(before, after):
+    """What a row with ``|x| <= 3`` and a residual of at most 2 can change by."""
+    return 2 * (jnp.abs(after["a"] - before["a"]) + 3 * jnp.abs(after["b"] - before["b"]))
+
+
 def falling(t):
     return 1e-4 / t
 
@@ -380,6 +385,9 @@ CONFIGURATIONS = {
         }
         | SEED,
         mcmc={"num_chains": 2, "chain_method": jax.vmap},
+    ),
+    "penalty_told_bound": Configuration(
+        DPPenalty, {"eps": 3.0, "prepare": False, "clip_ratio": told_bound, "step_size": 0.05} | SEED, mcmc=TWO
     ),
     "penalty_fixed": Configuration(
         DPPenalty,

@@ -434,6 +434,41 @@ def test_the_noise_is_that_of_the_report(relation):
     np.testing.assert_allclose(extra["noise_scale"][:, 1:][accepted], (multiplier * sensitivity)[accepted], rtol=1e-4)
 
 
+def test_a_bound_of_ones_own_is_that_of_the_noise():
+    """In the order in which it is larger; of the sites as they are drawn (`scale` is positive)."""
+
+    def bound(before, after):
+        return 0.5 * jnp.abs(after["b"] - before["b"]).sum() + jnp.abs(jnp.log(after["scale"] / before["scale"])) * (
+            1 + after["scale"]
+        )
+
+    mcmc = run(penalty(eps=300.0, clip_ratio=bound, adapt_step_size=False), fields=("noise_scale",))
+    extra, draws = mcmc.get_extra_fields(group_by_chain=True), mcmc.get_samples(group_by_chain=True)
+    multiplier = mcmc.privacy.releases["ratio"]["noise_multiplier"]
+    pairs = [(c, i) for c in range(len(extra["accepted"])) for i in range(1, extra["accepted"].shape[1])]
+    accepted = [(c, i) for c, i in pairs if extra["accepted"][c, i]]
+    assert len(accepted) > 3
+    for c, i in accepted:
+        before, after = ({name: draws[name][c, k] for name in ("b", "scale")} for k in (i - 1, i))
+        expected = 2 * multiplier * max(bound(before, after), bound(after, before))
+        np.testing.assert_allclose(extra["noise_scale"][c, i], expected, rtol=1e-3)
+    assert mcmc.privacy.releases["ratio"]["clip"] == "clip_ratio, a function of both places"
+    assert any("changes by more than clip_ratio(before, after)" in text for text in mcmc.privacy.assumptions)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_bound_that_is_no_positive_number_rejects_the_proposal(value):
+    mcmc = run(penalty(eps=3.0, clip_ratio=lambda before, after: value), fields=("noise_scale",))
+    extra = mcmc.get_extra_fields()
+    assert not extra["accepted"].any()
+    assert (extra["noise_scale"] == 0).all()
+
+
+def test_barker_needs_a_number():
+    with pytest.raises(TypeError, match="a number; a function is for DPPenalty and DPHMC"):
+        barker(eps=1.0, clip_ratio=lambda before, after: 1.0)
+
+
 @few_or_tested
 @pytest.mark.parametrize("stock", [False, True], ids=["numpyro_dp", "numpyro"])
 def test_a_second_run_is_refused(make, stock):

@@ -115,6 +115,12 @@ def z_scores(kernel, seed=0, power=1.0, iterations=ITERATIONS):
     return np.abs(z), np.mean(accepted), np.median(noise)
 
 
+def larger_downwards(before, after):
+    """A bound of which one side is three times the other's."""
+    step = after["mu"] - before["mu"]
+    return 20 * jnp.linalg.norm(step) * jnp.where(step.sum() < 0, 1.0, 1 / 3)
+
+
 COMMON = {"num_iterations": ITERATIONS, "num_chains": CHAINS, "adapt_step_size": False, "noise_multiplier_ratio": 0.15}
 MASS = {"inverse_mass_matrix": POSTERIOR_SD**2}
 HMC = {**COMMON, **MASS, "clip_ratio": 20.0, "step_size": 0.5, "num_steps": 3}
@@ -135,6 +141,7 @@ INVARIANT = {
     "one_component_guided": lambda: DPPenalty(
         conjugate, **WALK, **MASS, prepare=False, one_component=True, guided=True
     ),
+    "walk_told_bound": lambda: DPPenalty(conjugate, **WALK | {"clip_ratio": larger_downwards}, **MASS, prepare=False),
     "hmc_position": lambda: DPHMC(conjugate, **HMC, clip_grad=10.0, noise_multiplier_grad=0.2),
     "hmc_fresh": lambda: DPHMC(conjugate, **HMC, clip_grad=10.0, noise_multiplier_grad=0.2, leapfrog="fresh"),
     "hmc_reuse": lambda: DPHMC(conjugate, **HMC, clip_grad=10.0, noise_multiplier_grad=0.2, leapfrog="reuse"),

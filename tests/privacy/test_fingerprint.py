@@ -103,6 +103,14 @@ def test_arrays_among_the_settings_decide_on_the_noise(one, other):
     assert noise_of(seeded(regression(), **one)) == noise_of(seeded(regression(), **one))
 
 
+def test_a_bound_of_ones_own_decides_on_the_noise():
+    def told(factor):
+        return lambda before, after: factor * abs(after["b"] - before["b"]).sum()
+
+    first, same, other = (noise_of(seeded(regression(), clip_ratio=told(factor))) for factor in (2.0, 2.0, 3.0))
+    assert first == same != other
+
+
 def with_family(**changes):
     return seeded(laplace, DPExponentialFamily, family=laplace_family(**changes))
 
