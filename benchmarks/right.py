@@ -24,10 +24,14 @@ import jax
 import numpy as np
 import numpyro
 from jax import random
+from jax.flatten_util import ravel_pytree
 from limit import limit_of
 from numpyro.infer import MCMC as ExactMCMC
 from numpyro.infer import NUTS, init_to_median, init_to_sample
+from numpyro.infer.util import initialize_model
+from scipy.optimize import minimize
 from zoo import PROBLEMS
+from zoo_awkward import AWKWARD
 from zoo_fresh import FRESH
 from zoo_unseen import UNSEEN
 
@@ -47,6 +51,8 @@ def exact_run(name, model, kwargs, seed):
     """
     if name in OWN_SAMPLERS:
         draws = OWN_SAMPLERS[name](seed, **kwargs)
+    elif name in WHITENED:
+        draws = whitened_nuts(model, kwargs, seed)
     else:
         draws, _ = _nuts(model, kwargs, random.key(seed), num_chains=2)
         for strategy in (init_to_sample, init_to_median):
@@ -114,7 +120,53 @@ def _normalised(log_density):
     return weights / weights.sum()
 
 
-OWN_SAMPLERS = {"step_on_a_day": step_by_gibbs}
+def border_of_a_uniform(seed, y):
+    rng = np.random.default_rng(seed)
+    return {"top": y.max() * rng.random((2, 1000)) ** (-1 / (len(y) - 1))}
+
+
+def border_of_an_exponential(seed, y):
+    """Priors are next to flat where the posterior is."""
+    rng = np.random.default_rng(seed)
+    y = np.asarray(y, float)
+    rate = rng.gamma(len(y), 1 / (y - y.min()).sum(), (2, 1000))
+    return {"rate": rate, "shift": y.min() - rng.exponential(1 / (len(y) * rate))}
+
+
+def border_of_a_pareto(seed, y):
+    """The logarithm of a Pareto draw is a shifted exponential one."""
+    draws = border_of_an_exponential(seed, np.log(np.asarray(y, float)))
+    return {"alpha": draws["rate"], "least": np.exp(draws["shift"])}
+
+
+OWN_SAMPLERS = {
+    "step_on_a_day": step_by_gibbs,
+    "highest_of_a_uniform": border_of_a_uniform,
+    "earliest_arrival": border_of_an_exponential,
+    "pareto_of_incomes": border_of_a_pareto,
+}
+
+
+def whitened_nuts(model, kwargs, seed):
+    """Two chains in coordinates whitened at the mode, in double precision: where columns are all but collinear."""
+    with jax.enable_x64(True):
+        wide = {name: np.asarray(x, float) if np.asarray(x).dtype.kind == "f" else x for name, x in kwargs.items()}
+        found = initialize_model(random.key(seed), model, model_kwargs=wide, init_strategy=init_to_median)
+        start, unravel = ravel_pytree(found.param_info.z)
+        energy = jax.jit(lambda u: found.potential_fn(unravel(u)))
+        slopes, hessian = jax.jit(jax.grad(energy)), jax.jit(jax.hessian(energy))
+        mode = minimize(energy, np.asarray(start), jac=slopes, hess=hessian, method="trust-exact").x
+        values, vectors = np.linalg.eigh(np.asarray(hessian(mode)))
+        place = lambda z: unravel(mode + (vectors / np.sqrt(values)) @ z)  # noqa: E731
+        kernel = NUTS(potential_fn=lambda z: found.potential_fn(place(z)))
+        run = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
+        mcmc = ExactMCMC(kernel, num_warmup=500, num_samples=1000, **run)
+        mcmc.run(random.key(seed), init_params=0.1 * random.normal(random.key(seed), (2, len(mode))))
+        draws = jax.vmap(jax.vmap(lambda z: found.postprocess_fn(place(z))))(mcmc.get_samples(group_by_chain=True))
+        return {name: np.asarray(value) for name, value in draws.items()}
+
+
+WHITENED = ("age_and_its_square", "calendar_years")
 
 
 def kept_exact_run(folder, name, model, kwargs, seed):
@@ -167,7 +219,7 @@ def one_run(name, model, kwargs, exact, eps, seed):
 
 
 def run(half, kinds, names, epses, tables, out, exact_draws, shard):
-    problems = {n: p for n, p in (PROBLEMS | UNSEEN | FRESH).items() if p.half == half}
+    problems = {n: p for n, p in (PROBLEMS | UNSEEN | FRESH | AWKWARD).items() if p.half == half}
     names = [n for n, p in problems.items() if n in (names or [n]) and p.kind in (kinds or [p.kind])]
     for name in names[shard[0] :: shard[1]]:
         for seed in tables:
@@ -248,7 +300,7 @@ _COUNTED = ((False, False), (False, True), (True, True), (True, False))
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("half", nargs="?", choices=("seen", "judged", "unseen", "fresh"))
+    parser.add_argument("half", nargs="?", choices=("seen", "judged", "unseen", "fresh", "awkward"))
     parser.add_argument("--kinds", nargs="*", default=[])
     parser.add_argument("--names", nargs="*", default=[])
     parser.add_argument("--eps", nargs="*", type=float, default=[1.0, 3.0], help="without a value: exact draws only")

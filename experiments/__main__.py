@@ -14,12 +14,12 @@ import contextlib
 import time
 from pathlib import Path
 
-from experiments import barker, dp_hmc, lode, privacy, raisa
+from experiments import at_work, barker, dp_hmc, lode, privacy, raisa
 from experiments.runs import OUTPUT, Experiment, Size, perform
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
-    for module in (privacy, dp_hmc, raisa, barker, lode)
+    for module in (privacy, dp_hmc, raisa, barker, lode, at_work)
     for experiment in module.EXPERIMENTS
 }
 
@@ -36,7 +36,7 @@ def show(experiment: Experiment, size: Size, output: Path) -> None:
             matplotlib.use("Agg")
             path = output / f"{experiment.name}{'-full' if size.full else ''}.png"
             experiment.draw(records, path)
-            print(f"Picture: {path}")
+            print(f"Picture: {path}" if path.exists() else f"Pictures: in {output}")
     print(f"{time.perf_counter() - start:.0f} seconds", flush=True)
 
 

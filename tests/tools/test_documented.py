@@ -15,6 +15,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_dp
+from experiments import at_work
 from numpyro_dp import DPHMC, MCMC, PosteriorWarning
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -110,6 +111,15 @@ def test_the_gallery_shows_the_pictures_that_there_are():
     shown = re.findall(r"_static/(gallery-.*?)\)", (DOCS / "gallery.md").read_text())
     assert sorted(shown) == sorted(path.name for path in (DOCS / "_static").glob("gallery-*"))
     assert len(shown) == len(code_of("gallery.md")) - 1  # the first block fits what is drawn
+
+
+def test_each_sampler_has_a_picture_of_itself_at_work():
+    page = (DOCS / "samplers-at-work.md").read_text()
+    shown = re.findall(r"_static/(sampler-.*?)\)", page)
+    assert shown == [at_work.picture(name) for name in at_work.SAMPLERS]
+    assert sorted(shown) == sorted(path.name for path in (DOCS / "_static").glob("sampler-*"))
+    kernels = {name for name in numpyro_dp.__all__ if name.startswith("DP")} - {"DPKernel", "DPState"}
+    assert kernels == {name.split(",")[0] for name in at_work.SAMPLERS}
 
 
 @pytest.mark.nightly

@@ -1,0 +1,401 @@
+"""Models at a border: laws that fall back to a simpler one, parameters too many, rows that tell very unequally much.
+
+The format and the kinds are those of `zoo.py`. Table 2 was looked at, and table 101 judged by.
+"""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from scipy.special import expit
+from zoo import Problem, normals, patients, rows
+
+AWKWARD: dict[str, Problem] = {}
+
+
+def problem(n: int, kind: str = "everyday") -> Callable:
+    def register(draw: Callable) -> Callable:
+        AWKWARD[draw.__name__] = Problem(draw.__name__, "awkward", kind, n, draw)
+        return draw
+
+    return register
+
+
+# == Laws that fall back to a simpler one ==============================================================================
+
+
+@problem(8_000)
+def no_overdispersion(rng, n):
+    """A negative binomial on counts that are Poisson."""
+
+    def model(x, y):
+        a = numpyro.sample("a", dist.Normal(0, 5))
+        b = normals("b", 2.0, 2)
+        concentration = numpyro.sample("concentration", dist.Gamma(2, 0.1))
+        with rows(y.shape[0]):
+            numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(a + x @ b), concentration), obs=y)
+
+    x = rng.standard_normal((n, 2))
+    return model, {"x": x, "y": rng.poisson(np.exp(0.8 + x @ [0.3, -0.2]))}
+
+
+@problem(8_000)
+def no_heavy_tails(rng, n):
+    """Student's t with a free number of degrees on outcomes that are normal."""
+
+    def model(x, y):
+        a = numpyro.sample("a", dist.Normal(0, 100))
+        b = normals("b", 10.0, 2)
+        sigma = numpyro.sample("sigma", dist.HalfCauchy(10))
+        df = numpyro.sample("df", dist.Gamma(2, 0.1))
+        with rows(y.shape[0]):
+            numpyro.sample("y", dist.StudentT(df, a + x @ b, sigma), obs=y)
+
+    x = rng.standard_normal((n, 2))
+    return model, {"x": x, "y": 30 + x @ [2.0, -1.0] + 6 * rng.standard_normal(n)}
+
+
+@problem(8_000)
+def no_zero_inflation(rng, n):
+    def model(x, y):
+        a = numpyro.sample("a", dist.Normal(0, 5))
+        b = numpyro.sample("b", dist.Normal(0, 2))
+        gate = numpyro.sample("gate", dist.Beta(1, 1))
+        with rows(y.shape[0]):
+            numpyro.sample("y", dist.ZeroInflatedPoisson(gate, jnp.exp(a + b * x)), obs=y)
+
+    x = rng.standard_normal(n)
+    return model, {"x": x, "y": rng.poisson(np.exp(0.7 + 0.3 * x))}
+
+
+@problem(10_000)
+def groups_all_alike(rng, n):
+    """Varying intercepts (not centred) of groups that do not vary."""
+
+    def model(group, x, y):
+        a = numpyro.sample("a", dist.Normal(0, 10))
+        b = numpyro.sample("b", dist.Normal(0, 10))
+        tau = numpyro.sample("tau", dist.HalfNormal(5))
+        with numpyro.plate("groups", 10):
+            z = numpyro.sample("z", dist.Normal(0, 1))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(10))
+        with rows(y.shape[0]):
+            numpyro.sample("y", dist.Normal(a + tau * z[group] + b * x, sigma), obs=y)
+
+    x = rng.standard_normal(n)
+    return model, {"group": rng.integers(0, 10, n), "x": x, "y": 3 + x + 2 * rng.standard_normal(n)}
+
+
+@problem(10_000)
+def groups_all_alike_centred(rng, n):
+    def model(group, y):
+        a = numpyro.sample("a", dist.Normal(0, 10))
+        tau = numpyro.sample("tau", dist.HalfCauchy(1))
+        with numpyro.plate("groups", 8):
+            level = numpyro.sample("level", dist.Normal(a, tau))
+        with rows(y.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=level[group]), obs=y)
+
+    return model, {"group": rng.integers(0, 8, n), "y": rng.binomial(1, 0.4, n)}
+
+
+@problem(6_000)
+def no_extra_binomial(rng, n):
+    """A beta-binomial on answers that are binomial."""
+
+    def model(x, y):
+        a = numpyro.sample("a", dist.Normal(0, 3))
+        b = numpyro.sample("b", dist.Normal(0, 3))
+        kappa = numpyro.sample("kappa", dist.HalfNormal(100))
+        with rows(y.shape[0]):
+            p = 1 / (1 + jnp.exp(-(a + b * x)))
+            numpyro.sample("y", dist.BetaBinomial(p * kappa, (1 - p) * kappa, 10), obs=y)
+
+    x = rng.standard_normal(n)
+    return model, {"x": x, "y": rng.binomial(10, expit(0.3 + 0.5 * x))}
+
+
+@problem(5_000)
+def slope_at_its_border(rng, n):
+    """Effects that cannot be negative, of which one is none."""
+
+    def model(x, y):
+        a = numpyro.sample("a", dist.Normal(0, 10))
+        with numpyro.plate("effects", 3):
+            b = numpyro.sample("b", dist.HalfNormal(5))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(10))
+        with rows(y.shape[0]):
+            numpyro.sample("y", dist.Normal(a + x @ b, sigma), obs=y)
+
+    x = rng.standard_normal((n, 3))
+    return model, {"x": x, "y": 5 + x @ [2.0, 0.0, 0.7] + 4 * rng.standard_normal(n)}
+
+
+@problem(5_000, "small")
+def three_cases(rng, n):
+    """Prevalence of three in five thousand."""
+
+    def model(ill):
+        share = numpyro.sample("share", dist.Beta(1, 1))
+        with rows(ill.shape[0]):
+            numpyro.sample("ill", dist.Bernoulli(share), obs=ill)
+
+    return model, {"ill": rng.permutation(np.arange(n) < 3) * 1}
+
+
+@problem(6_000)
+def nearly_separated(rng, n):
+    """All of the one in thirty with a condition die; weak priors."""
+
+    def model(age, condition, died):
+        a = numpyro.sample("a", dist.Normal(0, 10))
+        b_age = numpyro.sample("b_age", dist.Normal(0, 10))
+        b_condition = numpyro.sample("b_condition", dist.Normal(0, 5))
+        with rows(died.shape[0]):
+            logits = a + b_age * (age - 60) / 10 + b_condition * condition
+            numpyro.sample("died", dist.Bernoulli(logits=logits), obs=died)
+
+    age, condition = rng.uniform(40, 90, n), (rng.random(n) < 1 / 30) * 1.0
+    died = np.where(condition > 0, 1, rng.binomial(1, expit(-1 + 0.04 * (age - 60))))
+    return model, {"age": age, "condition": condition, "died": died}
+
+
+@problem(8_000)
+def an_answer_never_given(rng, n):
+    """Seven ordered answers, of which nobody gives the sixth."""
+
+    def model(x, y):
+        b = numpyro.sample("b", dist.Normal(0, 2))
+        cuts = numpyro.sample(
+            "cuts",
+            dist.TransformedDistribution(dist.Normal(0, 3).expand([6]).to_event(1), dist.transforms.OrderedTransform()),
+        )
+        with rows(y.shape[0]):
+            numpyro.sample("y", dist.OrderedLogistic(b * x, cuts), obs=y)
+
+    x = rng.standard_normal(n)
+    y = np.searchsorted([-2.0, -1.0, 0.0, 1.0, 2.0], 0.7 * x + rng.logistic(size=n))
+    return model, {"x": x, "y": np.where(y == 5, 6, y)}
+
+
+# == Parameters too many, or nearly so =================================================================================
+
+
+@problem(8_000)
+def all_dummies_and_an_intercept(rng, n):
+    def model(region, x, y):
+        a = numpyro.sample("a", dist.Normal(0, 10))
+        of_region = normals("of_region", 10.0, 4)
+        b = numpyro.sample("b", dist.Normal(0, 10))
+        with rows(y.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=a + of_region[region] + b * x), obs=y)
+
+    region, x = rng.integers(0, 4, n), rng.standard_normal(n)
+    return model, {"region": region, "x": x, "y": rng.binomial(1, expit(np.array([-1, 0, 0.5, 1])[region] + 0.5 * x))}
+
+
+@problem(8_000)
+def calendar_years(rng, n):
+    """A trend by year, as the calendar counts it."""
+
+    def model(year, y):
+        a = numpyro.sample("a", dist.Normal(0, 10_000))
+        b = numpyro.sample("b", dist.Normal(0, 10))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(50))
+        with rows(y.shape[0]):
+            numpyro.sample("y", dist.Normal(a + b * year, sigma), obs=y)
+
+    year = rng.integers(1995, 2021, n) * 1.0
+    return model, {"year": year, "y": 170 + 0.2 * (year - 2000) + 9 * rng.standard_normal(n)}
+
+
+@problem(10_000)
+def age_and_its_square(rng, n):
+    def model(age, y):
+        a = numpyro.sample("a", dist.Normal(0, 10))
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        c = numpyro.sample("c", dist.Normal(0, 0.1))
+        with rows(y.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=a + b * age + c * age**2), obs=y)
+
+    age = rng.integers(18, 90, n) * 1.0
+    return model, {"age": age, "y": rng.binomial(1, expit(-4 + 0.15 * age - 0.0014 * age**2))}
+
+
+@problem(8_000)
+def tiny_units(rng, n):
+    """Grams in tonnes: effects of 1e-6 under priors of 1."""
+
+    def model(x, y):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+        b = normals("b", 1.0, 2)
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+        with rows(y.shape[0]):
+            numpyro.sample("y", dist.Normal(a + x @ b, sigma), obs=y)
+
+    x = np.stack([rng.uniform(20, 80, n), rng.binomial(1, 0.5, n)], 1)
+    return model, {"x": x, "y": 1e-4 + x @ [2e-6, -3e-5] + 4e-5 * rng.standard_normal(n)}
+
+
+# == Rows that tell very unequally much ================================================================================
+
+
+@problem(4_000)
+def deaths_by_county(rng, n):
+    """Populations from a thousand to some millions: few rows tell most."""
+
+    def model(people, poverty, deaths):
+        a = numpyro.sample("a", dist.Normal(-5, 3))
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        with rows(deaths.shape[0]):
+            numpyro.sample("deaths", dist.Poisson(people * jnp.exp(a + b * poverty)), obs=deaths)
+
+    people, poverty = np.exp(10 + 1.4 * rng.standard_normal(n)), rng.standard_normal(n)
+    return model, {"people": people, "poverty": poverty, "deaths": rng.poisson(people * np.exp(-6 + 0.1 * poverty))}
+
+
+@problem(4_000)
+def pupils_by_school(rng, n):
+    """Binomial outcomes of schools of 5 to 2,000 pupils."""
+
+    def model(pupils, rural, passed):
+        a = numpyro.sample("a", dist.Normal(0, 2))
+        b = numpyro.sample("b", dist.Normal(0, 2))
+        with rows(passed.shape[0]):
+            numpyro.sample("passed", dist.Binomial(pupils, logits=a + b * rural), obs=passed)
+
+    pupils, rural = np.clip(np.exp(4.5 + 1.2 * rng.standard_normal(n)), 5, 2000).astype(int), rng.binomial(1, 0.3, n)
+    return model, {"pupils": pupils, "rural": rural * 1.0, "passed": rng.binomial(pupils, expit(0.8 - 0.3 * rural))}
+
+
+@problem(2_000, "small")
+def known_standard_errors(rng, n):
+    """A meta-analysis: standard errors differ a hundredfold."""
+
+    def model(error, effect):
+        mu = numpyro.sample("mu", dist.Normal(0, 5))
+        tau = numpyro.sample("tau", dist.HalfCauchy(1))
+        with rows(effect.shape[0]):
+            numpyro.sample("effect", dist.Normal(mu, jnp.sqrt(tau**2 + error**2)), obs=effect)
+
+    error = np.exp(rng.uniform(np.log(0.02), np.log(2), n))
+    return model, {"error": error, "effect": 0.3 + np.sqrt(0.2**2 + error**2) * rng.standard_normal(n)}
+
+
+@problem(6_000)
+def large_visits(rng, n):
+    """Counts of a hundred thousand."""
+
+    def model(x, y):
+        a = numpyro.sample("a", dist.Normal(0, 20))
+        b = normals("b", 5.0, 2)
+        phi = numpyro.sample("phi", dist.HalfNormal(50))
+        with rows(y.shape[0]):
+            numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(a + x @ b), phi), obs=y)
+
+    x = np.stack([rng.standard_normal(n), rng.binomial(1, 0.4, n)], 1)
+    mean = np.exp(11.5 + x @ [0.2, -0.5])
+    return model, {"x": x, "y": rng.poisson(mean * rng.gamma(8, 1 / 8, n))}
+
+
+# == Working laws ======================================================================================================
+
+
+@problem(10_000, "wrong")
+def linear_probability(rng, n):
+    """A normal law for yes and no, as economists fit it."""
+
+    def model(x, y):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+        b = normals("b", 1.0, 3)
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+        with rows(y.shape[0]):
+            numpyro.sample("y", dist.Normal(a + x @ b, sigma), obs=y)
+
+    x = np.stack([rng.uniform(20, 65, n), rng.binomial(1, 0.5, n), rng.integers(8, 20, n)], 1) * 1.0
+    p = np.clip(-0.2 + x @ [0.006, -0.1, 0.03], 0.02, 0.98)
+    return model, {"x": x, "y": 1.0 * rng.binomial(1, p)}
+
+
+@problem(10_000, "wrong")
+def answers_of_one_to_five(rng, n):
+    """A normal law for answers on a scale of five."""
+
+    def model(x, y):
+        a = numpyro.sample("a", dist.Normal(3, 5))
+        b = normals("b", 2.0, 3)
+        sigma = numpyro.sample("sigma", dist.HalfNormal(3))
+        with rows(y.shape[0]):
+            numpyro.sample("y", dist.Normal(a + x @ b, sigma), obs=y)
+
+    x = patients(rng, n)[:, :3]
+    y = np.clip(np.round(4.5 - 0.02 * x[:, 0] + 0.3 * x[:, 2] + 1.2 * rng.standard_normal(n)), 1, 5)
+    return model, {"x": x, "y": y}
+
+
+@problem(8_000, "wrong")
+def poisson_of_dollars(rng, n):
+    """A Poisson law for dollars spent."""
+
+    def model(x, y):
+        a = numpyro.sample("a", dist.Normal(0, 10))
+        b = normals("b", 2.0, 2)
+        with rows(y.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(a + x @ b)), obs=y)
+
+    x = np.stack([rng.standard_normal(n), rng.binomial(1, 0.4, n)], 1)
+    return model, {"x": x, "y": np.round(np.exp(3 + x @ [0.3, 0.4]) * rng.gamma(2, 0.5, n))}
+
+
+@problem(8_000, "wrong")
+def log_of_one_and_dollars(rng, n):
+    """A normal law for log(1 + dollars), of which a quarter are none."""
+
+    def model(x, y):
+        a = numpyro.sample("a", dist.Normal(0, 10))
+        b = normals("b", 2.0, 2)
+        sigma = numpyro.sample("sigma", dist.HalfNormal(5))
+        with rows(y.shape[0]):
+            numpyro.sample("y", dist.Normal(a + x @ b, sigma), obs=jnp.log1p(y))
+
+    x = np.stack([rng.standard_normal(n), rng.binomial(1, 0.4, n)], 1)
+    spent = np.exp(5 + x @ [0.3, 0.4] + 1.1 * rng.standard_normal(n))
+    return model, {"x": x, "y": np.where(rng.random(n) < 0.25, 0, spent)}
+
+
+@problem(3_000, "wrong")
+def highest_of_a_uniform(rng, n):
+    """The law's border is the parameter: nothing about it is smooth."""
+
+    def model(y):
+        top = numpyro.sample("top", dist.HalfNormal(100))
+        with rows(y.shape[0]):
+            numpyro.sample("y", dist.Uniform(0, top), obs=y)
+
+    return model, {"y": rng.uniform(0, 42, n)}
+
+
+@problem(5_000, "wrong")
+def earliest_arrival(rng, n):
+    """A shifted exponential law, whose shift is a parameter."""
+
+    def model(y):
+        shift = numpyro.sample("shift", dist.HalfNormal(10))
+        rate = numpyro.sample("rate", dist.HalfNormal(5))
+        with rows(y.shape[0]):
+            numpyro.factor("y", jnp.where(y > shift, jnp.log(rate) - rate * (y - shift), -jnp.inf))
+
+    return model, {"y": 4 + rng.exponential(0.8, n)}
+
+
+@problem(6_000, "wrong")
+def pareto_of_incomes(rng, n):
+    def model(y):
+        least = numpyro.sample("least", dist.HalfNormal(100))
+        alpha = numpyro.sample("alpha", dist.HalfNormal(5))
+        with rows(y.shape[0]):
+            numpyro.sample("y", dist.Pareto(least, alpha), obs=y)
+
+    return model, {"y": 20 * (1 + rng.pareto(2.5, n))}
