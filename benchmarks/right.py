@@ -171,7 +171,8 @@ WHITENED = ("age_and_its_square", "calendar_years")
 
 def kept_exact_run(folder, name, model, kwargs, seed):
     """The same, once for a folder and a zoo: exact draws do not depend on what is judged by them."""
-    parts = ("zoo.py", "zoo_fresh.py") if name in FRESH else ("zoo.py", "zoo_unseen.py")
+    own = "zoo_fresh.py" if name in FRESH else "zoo_awkward.py" if name in AWKWARD else "zoo_unseen.py"
+    parts = ("zoo.py", own)
     files = [Path(__file__).with_name(part).read_bytes() for part in parts]
     zoo = hashlib.sha256(b"".join(files)).hexdigest()[:8]
     path = Path(folder) / f"{name}-{seed}-{zoo}.npz"
