@@ -38,7 +38,7 @@ def model(y):
     ("kernel", "options"),
     [
         (DPExponentialFamily, {"batch_size": 10}),
-        (DPHMC, {"batch_size": 10}),
+        (DPHMC, {"shares": {"ratio": 100.0}}),
         (DPPenalty, {"shares": {"ratio": 100.0}}),
         (DPBarker, {"shares": {"ratio": 100.0}}),
         (DPSGLD, {"shares": {"grad": 100.0}}),
@@ -49,6 +49,11 @@ def test_arguments_of_the_base_class_are_no_options(kernel, options):
     """With `batch_size`, sums over all rows were accounted for as Poisson batches; with `shares` eps was 19 for 1."""
     with pytest.raises(TypeError, match="this kernel has no argument " + next(iter(options))):
         kernel(model, eps=1.0, **options)
+
+
+def test_dphmc_with_its_preparation_has_no_batches():
+    with pytest.raises(ValueError, match="batch_size: for the sampler without preparation"):
+        DPHMC(model, eps=1.0, batch_size=10)
 
 
 @pytest.mark.parametrize(("option", "meant"), [("dleta", "delta"), ("epsilon", "eps"), ("noise_sed", "noise_seed")])
