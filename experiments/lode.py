@@ -32,13 +32,16 @@ def batch_noise(batch: int, step: float) -> float:
     return 0.5 * step * (len(y) / 4) ** 2 * y.var() / batch * (1 - batch / len(y))
 
 
-def end_energies(batch: int, step: float, friction: float, number: int = 500) -> np.ndarray:
+def end_energies(
+    batch: int, step: float, friction: float, number: int = 500, batches: str = "one for each step"
+) -> np.ndarray:
     """Energies of `number` trajectories that start with energy 1, on the mean of `normal`'s 500 rows.
 
-    A trajectory is one pass over the rows, in batches drawn without replacement: leapfrog steps along the gradients of
-    the batches, each scaled up to all rows.
+    A trajectory has as many leapfrog steps as one pass over the rows has batches: along the gradients of batches drawn
+    without replacement, each scaled up to all rows.
 
     :param friction: taken out of the momentum in each step, in the unit of ``1 / step``.
+    :param batches: which of `BATCHES`.
     """
     y = np.asarray(PROBLEMS["normal"].table()[1][0], float)
     precision = 1 + len(y) / 4
@@ -47,12 +50,20 @@ def end_energies(batch: int, step: float, friction: float, number: int = 500) ->
     angle = 2 * np.pi * rng.random(number)
     q, p = mean + np.sqrt(2 / precision) * np.cos(angle), np.sqrt(2) * np.sin(angle)
     order = np.stack([rng.permutation(len(y)) for _ in range(number)]).reshape(number, -1, batch)
-    for j in range(order.shape[1]):
+    for j in BATCHES[batches](order.shape[1]):
         q = q + step / 2 * p
         p = np.exp(-step * friction) * p - step * (q + len(y) / 4 * (q - y[order[:, j]].mean(1)))
         q = q + step / 2 * p
     return 0.5 * precision * (q - mean) ** 2 + 0.5 * p**2
 
+
+BATCHES = {
+    "one for each step": range,
+    "one for the whole trajectory": lambda steps: [0] * steps,
+    "first and last shared": lambda steps: [*range(steps - 1), 0],
+    "each twice, there and back": lambda steps: [min(j, steps - 1 - j) for j in range(steps)],
+}
+"""Which batch each step of a trajectory looks at (Lode 2019, section 3.2)."""
 
 FRICTION = {
     "none": lambda batch, step: 0.0,
@@ -62,25 +73,35 @@ FRICTION = {
 
 
 def _phase_space(size: Size) -> list[Job]:
-    def job(batch: int, step: float, name: str) -> Job:
+    def job(batch: int, step: float, name: str, batches: str = "one for each step") -> Job:
         def make() -> Record:
             friction = FRICTION[name](batch, step)
-            energies = end_energies(batch, step, friction)
+            energies = end_energies(batch, step, friction, batches=batches)
             quartiles = np.quantile(energies, [0.25, 0.5, 0.75])
             return {"value": friction, "mean": float(energies.mean()), "quartiles": quartiles.tolist()}
 
-        return Job({"batch": batch, "step": step, "friction": name}, make)
+        return Job({"batch": batch, "step": step, "friction": name, "batches": batches}, make)
 
-    return [job(batch, step, name) for step in (0.05, 0.005) for batch in (10, 50, 100, 500) for name in FRICTION]
+    sizes = [(batch, step) for step in (0.05, 0.005) for batch in (10, 50, 100, 500)]
+    shared = [job(*of, "none", batches) for batches in list(BATCHES)[1:] for of in sizes]
+    return [job(*of, name) for of in sizes for name in FRICTION] + shared
 
 
 def _phase_space_table(records: list[Record]) -> str:
     rows = [
-        [k["step"], k["batch"], k["friction"], f"{r['value']:.3g}", f"{r['mean']:.2f}", f"{r['quartiles'][1]:.2f}"]
+        [
+            k["step"],
+            k["batch"],
+            k["batches"],
+            k["friction"],
+            f"{r['value']:.3g}",
+            f"{r['mean']:.2f}",
+            f"{r['quartiles'][1]:.2f}",
+        ]
         for r in records
         for k in (r["key"],)
     ]
-    return markdown(["step", "batch", "friction", "", "mean energy at the end (start: 1)", "median"], rows)
+    return markdown(["step", "batch", "batches", "friction", "", "mean energy at the end (start: 1)", "median"], rows)
 
 
 def _draw_phase_space(records: list[Record], path: Path) -> None:
@@ -89,8 +110,9 @@ def _draw_phase_space(records: list[Record], path: Path) -> None:
     steps = runs.grouped(records, "step")
     figure, axes = plt.subplots(1, len(steps), figsize=(4.5 * len(steps), 3.4), layout="constrained")
     for axis, ((step,), group) in zip(axes, steps.items(), strict=True):
-        for (name,), some in runs.grouped(group, "friction").items():
-            axis.plot([r["key"]["batch"] for r in some], [r["mean"] for r in some], "o-", label=name)
+        for (name, batches), some in runs.grouped(group, "friction", "batches").items():
+            label = name if batches == "one for each step" else batches
+            axis.plot([r["key"]["batch"] for r in some], [r["mean"] for r in some], "o-", label=label)
         axis.axhline(1, color="0.7", linewidth=0.8)
         axis.set(xscale="log", yscale="log", xlabel="batch size", ylabel="mean energy / start", title=f"step {step}")
     axes[0].legend(fontsize=8)

@@ -216,6 +216,12 @@ def test_energy_is_kept_without_batches_and_lost_to_friction():
     hot = lode.end_energies(10, 0.05, 0.0).mean()
     cooled = lode.end_energies(10, 0.05, lode.batch_noise(10, 0.01)).mean()
     assert cooled < hot / 1.5
+    assert {name: which(5) for name, which in lode.BATCHES.items() if name != "one for each step"} == {
+        "one for the whole trajectory": [0] * 5,
+        "first and last shared": [0, 1, 2, 3, 0],
+        "each twice, there and back": [0, 1, 2, 1, 0],
+    }
+    assert lode.end_energies(10, 0.05, 0.0, batches="one for the whole trajectory").mean() < hot / 2
 
 
 # -- Runs --------------------------------------------------------------------------------------------------------------
@@ -307,7 +313,7 @@ def test_every_experiment_has_distinct_jobs(capsys):
 @pytest.mark.parametrize(
     ("name", "printed"),
     [
-        ("lode-phase-space", "| 0.05 | 10 | none |"),
+        ("lode-phase-space", "| 0.05 | 10 | one for each step | none |"),
         pytest.param("lode-figure-6-9", "| C = 0.7, beta = 3, L = 0.8 | 300 |", marks=pytest.mark.nightly),
         pytest.param("lode-figure-6-7", "| 3.0 | 0.66 |", marks=pytest.mark.nightly),
     ],
