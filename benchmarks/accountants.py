@@ -219,6 +219,17 @@ def draw_lode(output: Path, quick: bool) -> None:
     save(figure, output / "lode-table-6-3.png")
 
 
+def print_shared_batches(steps: int = 10, trajectories: int = 100) -> None:
+    """Trajectories of which each step draws a batch, or all steps share one: those are one mechanism of less noise."""
+    print(f"{trajectories} trajectories of {steps} gradients, delta = 1e-6, replace-one: eps\n")
+    print(f"{'rate, noise multiplier':<26}{'a batch each':>14}{'one for all':>14}")
+    for rate, noise in [(0.01, 2.0), (0.01, 5.0), (0.1, 2.0), (0.1, 5.0)]:
+        releases = (noise, steps * trajectories), (noise / math.sqrt(steps), trajectories)
+        each, one = (composed_eps(((PoissonGaussian(s, rate), n),), 1e-6, REPLACE) for s, n in releases)
+        print(f"{f'{rate:g}, {noise:g}':<26}{each:14.3f}{one:14.3f}")
+    print()
+
+
 def save(figure: matplotlib.figure.Figure, path: Path) -> None:
     figure.savefig(path, dpi=120)
     plt.close(figure)
@@ -233,6 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     matplotlib.use("Agg")
     options.output.mkdir(parents=True, exist_ok=True)
     print_kinds()
+    print_shared_batches()
     draw_raisa(options.output, options.quick)
     draw_lode(options.output, options.quick)
 
