@@ -184,6 +184,8 @@ class Settings:
                 raise ValueError("data owners in separate processes use all of their rows: leave batch_size out")
             if self.n0 is not None:
                 raise ValueError("n0 needs the number of rows of all owners, which is not known here: give power")
+            if callable(self.clips.get("ratio")):
+                raise ValueError("owners compare their numbers, and not functions: give clip_ratio as a number")
             return owners
         if not self.size_is_public:
             raise ValueError("an index of owners tells n, which is private under 'add_or_remove_one'")

@@ -139,6 +139,7 @@ def test_chains_that_come_apart_end_with_an_error():
         ({"owners": [0.5, 1.0]}, "each row's owner as integers from 0"),
         ({"owners": [-1, 0]}, "each row's owner as integers from 0"),
         ({"owners": [0, 1], "batch_size": 2}, "leave batch_size out"),
+        ({"owners": LocalExchange.group(1)[0], "clip_ratio": lambda old, new: 1.0}, "give clip_ratio as a number"),
         ({"owners": [0, 1], "neighboring_relation": "add_or_remove_one"}, "tells n, which is private"),
     ],
 )
