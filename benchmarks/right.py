@@ -66,6 +66,7 @@ def exact_run(name, model, kwargs, seed):
 
 
 WELL_MIXED = 1.05
+NOT_MIXED = 1.1
 FAR_BELOW = 10.0
 """Of the log density; a hump so much lower has about exp(-10) of the mass."""
 
@@ -245,7 +246,10 @@ def line(found):
     head = f"{found['name']:<26}{found['kind']:<9} eps {found['eps']:<4g} table {found['seed']}"
     if "refused" in found:
         return f"{head}  refused: {found['refused'][:90]}"
-    verdict = ("OFF" if is_off(found) else "right") + (", flagged" if found["flagged"] else "")
+    verdict = "OFF" if is_off(found) else "right"
+    if found.get("exact_r_hat", 1.0) > NOT_MIXED:
+        verdict = f"no exact answer (R-hat {found['exact_r_hat']:.1f})"
+    verdict += ", flagged" if found["flagged"] else ""
     limit = "-" if found["limit"] is None else f"{found['limit']:.2f}"
     return (
         f"{head}  error {found['error']:<7.2f} limit {limit:<5} sd {found['sd_ratio']:<6.2f} "

@@ -184,9 +184,10 @@ class PrivateTarget:
         """The same target of other parameters y, of which `parameters` gives z. A constant of their densities is left
         out, so it must be affine. Its structure is another one.
         """
-        other, density, log_prior = copy.copy(self), self._row_log_density, self.log_prior
+        other, density, log_prior, sites = copy.copy(self), self._row_log_density, self.log_prior, self.sites
         other._row_log_density = lambda y, row: density(parameters(y), row)
         other.log_prior = lambda y: log_prior(parameters(y))
+        other.sites = None if sites is None else lambda y: sites(parameters(y))
         other.vault = self.vault.without_structure()
         return other
 

@@ -491,6 +491,7 @@ class DPKernel(MCMCKernel, Algorithm):
             plan = plan_for_noise(noise_multipliers=settings.given_noise_multipliers, **common)
         plan = dataclasses.replace(plan, unit=separated.identity)
         self._check_plan(plan, separated)
+        self._check_own_bound(separated, public)
         if self._ledger.budget is not None:
             self._ledger.budget.require(plan)
         described = describe_table(settings, separated)
@@ -534,6 +535,15 @@ class DPKernel(MCMCKernel, Algorithm):
 
     def _check_plan(self, plan: Plan, separated: SeparableModel) -> None:
         """Refuse a plan with which the algorithm cannot work, before anything is released."""
+
+    def _check_own_bound(self, separated: SeparableModel, public: PublicArguments) -> None:
+        """:raises ValueError: if `clip_ratio` is a function that returns no single number; before anything is paid."""
+        if callable(clip := self._settings.clips.get("ratio")):
+            sites = separated.sites(public.args, public.kwargs)
+            z = jax.eval_shape(separated.ravel, separated.prototype)
+            shape = jax.eval_shape(lambda z: jnp.asarray(clip(sites(z), sites(z))), z).shape
+            if shape != ():
+                raise ValueError(f"clip_ratio must return one number for two places, got an array of shape {shape}")
 
     def _asked_by(self) -> list[tuple[str, Any]]:
         """Everything about the kernel that decides what it asks of the table, but for the model and the plan."""

@@ -396,7 +396,7 @@ def _length(survey: Survey, draw: Draw, prior: NormalPrior, here: Frame, step: n
     largest = np.maximum(bound * np.linalg.norm(step) * LINE, 1e-30)
     gains, scales = survey.gains(draw, start, ends, largest)
     gains = gains + [prior.log_density(end) - prior.log_density(start) for end in ends]
-    away = [math.sqrt(-2 * prior.log_density(place)) for place in (start, *ends)]
+    away = [math.sqrt(max(-2 * prior.log_density(place), 0.0)) for place in (start, *ends)]
     # The prior's tails are not known there, nor may the likelihood be computed with any precision.
     leaves = (LINE > 1) & (np.array(away[1:]) > max(_WITHIN + math.sqrt(len(step)), away[0]))
     clear = np.where(leaves, 0.0, gains / scales)

@@ -464,6 +464,13 @@ def test_a_bound_that_is_no_positive_number_rejects_the_proposal(value):
     assert (extra["noise_scale"] == 0).all()
 
 
+def test_a_bound_of_several_numbers_is_refused_before_anything_is_paid():
+    kernel = penalty(eps=3.0, clip_ratio=lambda before, after: jnp.ones(2))
+    with pytest.raises(ValueError, match=r"clip_ratio must return one number for two places, got .* shape \(2,\)"):
+        run(kernel)
+    assert not kernel.ledger.committed
+
+
 def test_barker_needs_a_number():
     with pytest.raises(TypeError, match="a number; a function is for DPPenalty and DPHMC"):
         barker(eps=1.0, clip_ratio=lambda before, after: 1.0)
