@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import scipy.special
+from jax.scipy.special import ndtr
 from scipy.special import expit
 from zoo import Problem, normals, patients, rows
 
@@ -160,6 +162,88 @@ def nearly_separated(rng, n):
     age, condition = rng.uniform(40, 90, n), (rng.random(n) < 1 / 30) * 1.0
     died = np.where(condition > 0, 1, rng.binomial(1, expit(-1 + 0.04 * (age - 60))))
     return model, {"age": age, "condition": condition, "died": died}
+
+
+@problem(6_000)
+def nearly_all_die(rng, n):
+    """Of the one in twenty-five with a condition, 96% die; weak priors."""
+
+    def model(age, condition, died):
+        a = numpyro.sample("a", dist.Normal(0, 10))
+        b_age = numpyro.sample("b_age", dist.Normal(0, 10))
+        b_condition = numpyro.sample("b_condition", dist.Normal(0, 5))
+        with rows(died.shape[0]):
+            logits = a + b_age * (age - 60) / 10 + b_condition * condition
+            numpyro.sample("died", dist.Bernoulli(logits=logits), obs=died)
+
+    age, condition = rng.uniform(40, 90, n), (rng.random(n) < 1 / 25) * 1.0
+    died = rng.binomial(1, np.where(condition > 0, 0.96, expit(-1 + 0.04 * (age - 60))))
+    return model, {"age": age, "condition": condition, "died": died}
+
+
+@problem(10_000)
+def no_side_effect_under_placebo(rng, n):
+    """A probit regression with three arms; in the least, one in twenty-five, nobody has the outcome."""
+
+    def model(arm, x, y):
+        effect = normals("effect", 3.0, 3)
+        b = normals("b", 2.0, 2)
+        with rows(y.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(probs=ndtr(effect[arm] + x @ b)), obs=y)
+
+    arm, x = rng.choice(3, n, p=[0.04, 0.48, 0.48]), rng.standard_normal((n, 2))
+    chance = scipy.special.ndtr(np.array([-9.0, -0.8, -0.2])[arm] + x @ [0.3, -0.2])
+    return model, {"arm": arm, "x": x, "y": rng.binomial(1, chance)}
+
+
+@problem(5_000)
+def all_with_a_voucher_return(rng, n):
+    """How many of three reminders are answered, by all of the one in twenty with a voucher."""
+
+    def model(voucher, x, answered):
+        a = numpyro.sample("a", dist.Normal(0, 3))
+        b = normals("b", 2.0, 3)
+        b_voucher = numpyro.sample("b_voucher", dist.Normal(0, 10))
+        with rows(answered.shape[0]):
+            numpyro.sample("answered", dist.Binomial(3, logits=a + x @ b + b_voucher * voucher), obs=answered)
+
+    voucher, x = (rng.random(n) < 1 / 20) * 1.0, rng.standard_normal((n, 3))
+    answered = np.where(voucher > 0, 3, rng.binomial(3, expit(-0.5 + x @ [0.5, 0.0, -0.4])))
+    return model, {"voucher": voucher, "x": x, "answered": answered}
+
+
+@problem(8_000)
+def all_on_a_ward_content(rng, n):
+    """Four ordered answers; on one of five wards, of 3% of the patients, all give the last one."""
+
+    def model(ward, y):
+        effect = normals("effect", 4.0, 4)
+        cuts = numpyro.sample(
+            "cuts",
+            dist.TransformedDistribution(dist.Normal(0, 3).expand([3]).to_event(1), dist.transforms.OrderedTransform()),
+        )
+        with rows(y.shape[0]):
+            shift = jnp.concatenate([jnp.zeros(1), effect])[ward]
+            numpyro.sample("y", dist.OrderedLogistic(shift, cuts), obs=y)
+
+    ward = rng.choice(5, n, p=[0.4, 0.27, 0.2, 0.1, 0.03])
+    latent = np.array([0, 0.5, -0.4, 0.3, 60])[ward] + rng.logistic(size=n)
+    return model, {"ward": ward, "y": np.searchsorted([-1.5, 0.0, 1.2], latent)}
+
+
+@problem(6_000)
+def no_falls_on_a_ward(rng, n):
+    """Counts of falls; on one of four wards, of 4% of the patients, nobody falls."""
+
+    def model(ward, age, falls):
+        rate = normals("rate", 4.0, 4)
+        b_age = numpyro.sample("b_age", dist.Normal(0, 1))
+        with rows(falls.shape[0]):
+            numpyro.sample("falls", dist.Poisson(jnp.exp(rate[ward] + b_age * (age - 70) / 10)), obs=falls)
+
+    ward, age = rng.choice(4, n, p=[0.4, 0.3, 0.26, 0.04]), rng.uniform(50, 90, n)
+    mean = np.exp(np.array([-0.5, 0.1, -1.0, -30])[ward] + 0.2 * (age - 70) / 10)
+    return model, {"ward": ward, "age": age, "falls": rng.poisson(mean)}
 
 
 @problem(8_000)
