@@ -40,7 +40,7 @@ _RARE_SHARE, _RARE_TELLS, _MOST_RARE = 0.08, 3.0, 0.1
 _RESOLVED, _GROUP_RESOLVED = 9.4, 6.5
 """Times ``sqrt(m / rho)``: what fewer rows say in such a frame, the noise in the information would hide. The second is
 for groups, whose bound is that of all groups' rows."""
-_TYPICAL = 1 / 6
+TYPICAL = 1 / 6
 """Of a bound that was found, what shall not be clipped. A typical derivative is a third: few rows exceed the bound, and
 the grid's steps round up. The rest is room for coordinates that are correlated (a flag, and its product with another
 covariate): with a third, the frame was too narrow where their sum is known best, and noise hid what is left."""
@@ -75,7 +75,7 @@ def first_frame(
     of_groups = np.where(are_few & (met > of_group), (bounds * (found & is_group)) @ kinds, 0)
     few = kinds[~is_group & (~found | kinds @ are_few) & (kinds @ met > least / 2)]
     of_rare = _rare(survey, fund, frame, few, met, _RARE_SHARE * whole, least, n, unclipped)
-    too_wide = _TYPICAL * (of_groups + of_rare) / unclipped  # so many times, if above 1
+    too_wide = TYPICAL * (of_groups + of_rare) / unclipped  # so many times, if above 1
     narrowed = np.where(of_rare > 0, np.minimum(narrowed, 1 / np.maximum(too_wide, 1)), narrowed)
     return frame._replace(whitening=within_reason(np.diag(widths * narrowed), prior)), (too_wide / widths) ** 2
 

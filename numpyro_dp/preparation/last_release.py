@@ -15,6 +15,7 @@ import numpy as np
 from numpyro_dp.preparation.frames import SCORE_ROOM, Frame, NormalPrior, typical_norm, within_reason
 from numpyro_dp.preparation.fund import Fund, Wish
 from numpyro_dp.preparation.long_rows import LONG_ROWS_SHARE, LongRows, count_long_rows
+from numpyro_dp.preparation.rates import rates_of, steps_for, stretch
 from numpyro_dp.preparation.search import Found, noise_edge
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.survey import LAST_BOUND_GRID, Bounds, Derivatives, Survey
@@ -264,6 +265,9 @@ def last_releases(
     m, prior = survey.size, prior._replace(of_frames=found.of_frames)
     n, frame = found.num_rows, found.frame
     counted = survey.power * n
+    # An outcome with few values has a derivative about as large at any place. If what few rows say is hidden in a frame
+    # that was made for that, they say little.
+    widest = prior.of_frames / _MORE_ROOM**2 if survey.is_listed else 0.0
     stages: list[LastRelease] = []
     surrogates: list[Surrogate] = []
 
@@ -279,8 +283,10 @@ def last_releases(
         bounds, price = last_bounds(survey, frame, prior, n, price, fund, found.room, misfit)
         bounds = bounds._replace(score=max(float(bounds.score), max(least, long_rows.bound) * typical_norm(m, counted)))
         share = information_share(bounds, m, n / survey.power, price)
-        draw = fund.ask(last_release=Wish(price, 1, (survey.derivative_numbers,)))["last_release"]
-        stages.append(released(frame, bounds, survey.derivatives(draw, frame, bounds, share, n), misfit or 1.0))
+        steps = steps_for(survey, frame, found.of_frames, n)
+        draw = fund.ask(last_release=Wish(price, 1, (survey.derivative_numbers(steps.shape[1]),)))["last_release"]
+        derivatives = survey.derivatives(draw, frame, bounds, share, n, steps)
+        stages.append(released(frame, bounds, derivatives, misfit or 1.0))
         # What tighter bounds have taken of surprising rows is missing from earlier releases.
         earlier = [*before, *stages[:-1]] if long_rows.bound <= found.long_rows.bound else []
         surrogates.append(combine(stages[-1], earlier))
@@ -288,7 +294,7 @@ def last_releases(
     for _ in range(MOST_FIRST):
         release(FIRST_SHARE * rho, frame, found.long_rows)
         rho -= FIRST_SHARE * rho
-        of_frames = _with_room(surrogates[-1], prior, is_last=len(stages) == MOST_FIRST)
+        of_frames = _with_room(surrogates[-1], prior, len(stages) == MOST_FIRST, widest)
         widened, prior = of_frames < prior.of_frames, prior._replace(of_frames=of_frames)
         frame = _at_least_as_wide(recentred(surrogates[-1], prior), prior, widened)
         is_narrow = float(np.trace(stages[-1].found.information)) < _MOST_WIDE * m  # not far wider than the posterior
@@ -349,12 +355,13 @@ def _unusual(step: np.ndarray, noise: np.ndarray, usual: float) -> float:
     return math.sqrt(float(weights @ np.exp(2 * logs) / weights.sum()))
 
 
-def _with_room(surrogate: Surrogate, prior: NormalPrior, is_last: bool) -> np.ndarray:
+def _with_room(surrogate: Surrogate, prior: NormalPrior, is_last: bool, least: np.ndarray | float = 0.0) -> np.ndarray:
     """`NormalPrior.of_frames`, with less for a coordinate of which noise hides what its rows say in such a frame.
 
     Scales were found at the start, where derivatives may be far larger than around the posterior.
 
     :param is_last: whether there is no other release that could tell whether there is room enough now.
+    :param least: of what is returned.
     """
     of_frames = np.broadcast_to(np.asarray(prior.of_frames, float), len(surrogate.curvature)).copy()
     if not of_frames.any():
@@ -363,9 +370,9 @@ def _with_room(surrogate: Surrogate, prior: NormalPrior, is_last: bool) -> np.nd
     told = np.diag(inverse.T @ surrogate.curvature @ inverse)  # by each coordinate, where the others are known
     hidden = told < of_frames * noise_edge(surrogate.curvature_scale, len(told))
     if not hidden.any() and unresolved(surrogate, prior) > _MOST_UNRESOLVED:
-        return np.zeros_like(of_frames)
+        of_frames[:] = 0
     of_frames[hidden] *= 0 if is_last else _MORE_ROOM**-2
-    return of_frames
+    return np.maximum(of_frames, least)
 
 
 def _at_least_as_wide(frame: Frame, prior: NormalPrior, which: np.ndarray) -> Frame:
@@ -405,13 +412,16 @@ def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:
     found, variance = here.found, here.found.score_scale**2 + here.misfit**2
     m = len(found.score)
     weight, total = 1 / found.information_scale**2, found.information / found.information_scale**2
+    rates = rates_of((here.frame, here.found), [(stage.frame, stage.found) for stage in earlier])
     moved = []
     for other in earlier:
         # In their coordinates a point is other.whitening @ v: v = change @ u, up to the shift.
         change = np.linalg.solve(other.frame.whitening, here.frame.whitening)
         shift = np.linalg.solve(here.frame.whitening, np.asarray(other.frame.center) - here.frame.center)
         carried, scale = change.T @ other.found.information @ change, other.found.information_scale
-        scale *= np.linalg.norm(change, 2) ** 2
+        there = carried
+        to_here = stretch(rates, other.frame, here.frame)
+        carried, scale = to_here.T @ carried @ to_here, scale * np.linalg.norm(change @ to_here, 2) ** 2
         is_tighter = float(other.bounds.information) < float(here.bounds.information)
         left = _left(carried, scale, found) if is_tighter else 1.0
         scale /= left
@@ -419,7 +429,7 @@ def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:
             continue
         total = total + carried / left / scale**2
         weight += 1 / scale**2
-        moved.append((other, change / left, shift, carried / left))
+        moved.append((other, change / left, shift, there / left))
     scale = weight**-0.5
     values, vectors = np.linalg.eigh(total / weight)
     information = (vectors * np.maximum(values, 0)) @ vectors.T
@@ -435,7 +445,7 @@ def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:
         # On the way the score falls by the mean information, about that of the two ends.
         score = score + other_precision @ (change.T @ released.score + (information + there) @ shift / 2)
     covariance = np.linalg.inv(precision)
-    return Surrogate(here.frame, covariance @ score, covariance, information, float(scale))
+    return Surrogate(here.frame, covariance @ score, covariance, information, float(scale), rates=rates)
 
 
 def _left(carried: np.ndarray, scale: float, found: Derivatives) -> float:

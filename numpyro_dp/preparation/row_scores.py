@@ -156,15 +156,16 @@ def centred_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number:
     equations of bounded influence). Whoever adds it up clips it.
 
     The information is that of the row's law: for outcomes that are drawn from the model for the row's covariates, the
-    mean of ``s g g'``, with the gradient g and the factor s by which the clip shortens it. The derivative of the mean
-    clipped score with respect to the parameters is ``E c(y) g(y)'``, of which this is the main part. It is positive
-    semidefinite wherever the parameters are, which a Hessian is not.
+    mean of ``c g'``, with the gradient g and the clipped score c, made symmetric. That is the derivative of the mean
+    clipped score with respect to the parameters. As c is 0 on average, it is that of ``s h h'``, too, with the moved
+    gradient h and the factor s by which the clip shortens it: positive semidefinite wherever the parameters are, which
+    a Hessian is not; where outcomes are drawn, on average.
 
     Where the outcome can have few values, none is drawn: each counts by its probability. Draws would not do where one
     of them is rare, and so says nearly all. Pseudo-random numbers are public, and depend on the row's position only.
 
-    A row that counts w times has the gradient w g, but outcomes of the law with the gradient g: then the information
-    is the mean of ``s w g g'``.
+    A row that counts w times has the gradient w g, but outcomes of the law with the gradient g: that is the g of
+    ``c g'``.
 
     :param number: the position of the row.
     """
@@ -186,7 +187,7 @@ def centred_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number:
     within = clipped * (1 - jnp.max(outlying))
     return RowScores(
         own + jnp.mean(lost, 0),
-        (drawn * factors[:, None]).T @ of_law / CENTRE_DRAWS,
+        _answer(moved * factors[:, None] / CENTRE_DRAWS, of_law),
         drawn.T @ of_law / CENTRE_DRAWS,
         jnp.mean((factors * _norms(moved)) ** 2),
         within[0] - jnp.mean(within[1:]),
@@ -246,22 +247,61 @@ def _outcomes(cut: Cut, frame: Frame, row: tuple) -> tuple[jax.Array, jax.Array,
     """The row's gradients with all values that its outcome can have, these as often as it counts, and the probability
     of each."""
     assert cut.num_outcomes is not None
-    numbers = jnp.arange(cut.num_outcomes, dtype=jnp.uint32)
-    values, of_law, gradients = _drawn_gradients(cut, frame, row, jnp.stack([numbers, jnp.zeros_like(numbers)], 1))
+    values, of_law, gradients = _drawn_gradients(cut, frame, row, _words_of_outcomes(cut.num_outcomes))
+    return of_law, gradients, _chances(values)
+
+
+def _chances(values: jax.Array) -> jax.Array:
+    """Of outcomes, by their log densities; 0 if none is possible."""
     chances = jax.nn.softmax(jnp.where(jnp.isfinite(values), values, -jnp.inf))
-    return of_law, gradients, jnp.where(jnp.all(jnp.isfinite(chances)), chances, 0)  # no outcome is possible
+    return jnp.where(jnp.all(jnp.isfinite(chances)), chances, 0)
+
+
+def _shift_and_factors(gradients: jax.Array, chances: jax.Array, bound: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What is given back to a row (m,), and by what the clip then shortens the gradient of each outcome."""
+    shift = jnp.zeros_like(gradients[0])
+    for _ in range(2 * CENTRE_STEPS):
+        moved = gradients + shift
+        shift = chances @ (moved - jax.vmap(lambda x: clip_norm(x, bound))(moved))
+    return shift, jnp.minimum(1, bound / jnp.maximum(_norms(gradients + shift), jnp.finfo(gradients.dtype).tiny))
+
+
+def row_bends(cut: Cut, frame: Frame, bound: jax.Array, steps: jax.Array, row: tuple) -> jax.Array:
+    """How unevenly a row's clipped score answers along each of `steps`: what one ahead and one back add up to, (k,).
+
+    At a distance of u along a step of length l, the model expects a clipped score of ``r(u)`` along it, which is 0 at
+    0. If that were linear, as a quadratic log likelihood has it, ``(r(l) + r(-l)) / l`` would be 0. Along the
+    coefficient of a few rows that nearly all have the same outcome it is not, but flattens out.
+
+    Only where the outcome can have few values: each counts by its probability, at both places.
+
+    :param steps: in u, as columns.
+    """
+    assert cut.num_outcomes is not None
+    assert cut.drawn_log_density is not None
+    density, words = cut.drawn_log_density, _words_of_outcomes(cut.num_outcomes)
+    _, gradients, chances = _outcomes(cut, frame, row)
+    shift, factors = _shift_and_factors(gradients, chances, bound)
+    clipped = ((gradients + shift) * factors[:, None]) @ steps
+
+    def chances_at(u: jax.Array) -> jax.Array:
+        return _chances(jax.vmap(lambda word: density(frame.at(u), row, word))(words))
+
+    ahead, back = jax.vmap(chances_at)(steps.T), jax.vmap(chances_at)(-steps.T)
+    return jnp.sum((ahead + back - 2 * chances) * clipped.T, 1) / jnp.sum(steps**2, 0)
+
+
+def _words_of_outcomes(number: int) -> jax.Array:
+    numbers = jnp.arange(number, dtype=jnp.uint32)
+    return jnp.stack([numbers, jnp.zeros_like(numbers)], 1)
 
 
 def _scores_by_outcome(cut: Cut, frame: Frame, bound: jax.Array, row: tuple) -> RowScores:
     """`centred_scores` by all values that the outcome can have, each with its probability."""
     of_law, gradients, chances = _outcomes(cut, frame, row)
     own = row_gradient(cut, frame, row)
-    shift = jnp.zeros_like(own)
-    for _ in range(2 * CENTRE_STEPS):
-        moved = gradients + shift
-        shift = chances @ (moved - jax.vmap(lambda x: clip_norm(x, bound))(moved))
+    shift, factors = _shift_and_factors(gradients, chances, bound)
     lengths = _norms(gradients + shift)
-    factors = jnp.minimum(1, bound / jnp.maximum(lengths, jnp.finfo(own.dtype).tiny))
     # How likely an outcome is whose gradient is of about this length, or longer.
     rarity = (_norms(gradients)[None] * _FAR >= _norms(gradients)[:, None]) @ chances
     of_own = (_norms(gradients) * _FAR >= jnp.linalg.norm(own)) @ chances
@@ -272,12 +312,22 @@ def _scores_by_outcome(cut: Cut, frame: Frame, bound: jax.Array, row: tuple) -> 
     are_clipped, are_outlying = lengths > bound, (rarity < surprising) & (lengths > bound)
     return RowScores(
         own + shift,
-        (gradients * (chances * factors)[:, None]).T @ of_law,
+        _answer((gradients + shift) * (chances * factors)[:, None], of_law),
         (gradients * chances[:, None]).T @ of_law,
         chances @ (factors * lengths) ** 2,
         is_clipped - is_outlying - chances @ (are_clipped & ~are_outlying),
         is_outlying - chances @ are_outlying,
     )
+
+
+def _answer(clipped: jax.Array, gradients: jax.Array) -> jax.Array:
+    """How a row's clipped score answers to the parameters, ``E c g'``; see `centred_scores`.
+
+    :param clipped: c of each outcome, times its probability, shape (k, m).
+    :param gradients: g of each, of the law.
+    """
+    answer = clipped.T @ gradients
+    return (answer + answer.T) / 2
 
 
 def _recentred(gradients: jax.Array, bound: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -26,6 +26,7 @@ from numpyro_dp.preparation.first_frame import SPARSE_PRICE, SPARSE_SHARE, first
 from numpyro_dp.preparation.frames import SCORE_ROOM, Frame, NormalPrior, typical_norm, within_reason
 from numpyro_dp.preparation.fund import Fund, Wish
 from numpyro_dp.preparation.long_rows import EDGES, LONG_ROWS_SHARE, LongRows, count_long_rows
+from numpyro_dp.preparation.rates import steps_for
 from numpyro_dp.preparation.survey import BOUND_GRID, Bounds, Derivatives, Survey
 from numpyro_dp.privacy.draws import Draw
 
@@ -296,7 +297,7 @@ def _round(
     room: float,
 ) -> Round:
     m = survey.size
-    bounds, found, usual = _release(survey, fund, frame, prices, n, not rounds or rounds[-1].is_near, room)
+    bounds, found, usual = _release(survey, prior, fund, frame, prices, n, not rounds or rounds[-1].is_near, room)
     edge = noise_edge(found.information_scale, m)
     step, distance, noise = _step(found, edge, prior, frame)
     length = 1.0
@@ -314,7 +315,14 @@ def _round(
 
 
 def _release(
-    survey: Survey, fund: Fund, frame: Frame, prices: _Prices, n: float, is_settled: bool, room: float
+    survey: Survey,
+    prior: NormalPrior,
+    fund: Fund,
+    frame: Frame,
+    prices: _Prices,
+    n: float,
+    is_settled: bool,
+    room: float,
 ) -> tuple[Bounds, Derivatives, float]:
     """Score and information at the frame's centre, and the clip bounds that they were released with; `Round.usual`.
 
@@ -323,7 +331,8 @@ def _release(
     """
     m = survey.size
     typical, usual = typical_norm(m, survey.power * n), 1.0
-    wishes = {"derivatives": Wish(prices.derivatives, 1, (survey.derivative_numbers,))}
+    steps = steps_for(survey, frame, prior.of_frames, n)
+    wishes = {"derivatives": Wish(prices.derivatives, 1, (survey.derivative_numbers(steps.shape[1]),))}
     if survey.centres and is_settled:
         draws = fund.ask(**wishes)
         bounds = Bounds(room * SCORE_ROOM * typical, room * _INFORMATION_ROOM * typical**2)
@@ -341,7 +350,7 @@ def _release(
         if room > 1:
             score = max(score, room * SCORE_ROOM * typical)
         bounds = Bounds(score, information)
-    return bounds, survey.derivatives(draws["derivatives"], frame, bounds, 0.5, n), usual
+    return bounds, survey.derivatives(draws["derivatives"], frame, bounds, 0.5, n, steps), usual
 
 
 def _step(found: Derivatives, edge: float, prior: NormalPrior, frame: Frame) -> tuple[np.ndarray, float, float]:

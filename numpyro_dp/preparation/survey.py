@@ -26,6 +26,7 @@ from numpyro_dp.preparation.row_scores import (
     clip_norm,
     no_derivatives,
     plain_scores,
+    row_bends,
     row_excesses,
     row_fall,
     row_gradient,
@@ -78,6 +79,9 @@ class Derivatives(NamedTuple):
     :ivar information_scale: standard deviation of the noise in its diagonal; off the diagonal it is smaller by the
         square root of 2. Where noise was taken off (`without_apart`), that of a noise of the same largest eigenvalue.
     :ivar answer: by how much the score answers to the parameters, over the gradients' squares: see `row_fall`.
+    :ivar steps: in u, as columns, shape (m, k): along each one coordinate phi changes alone.
+    :ivar bends: how unevenly the score answers along each (`row_bends`), per square of its length, shape (k,).
+    :ivar bends_scale: standard deviation of the noise in them: the information's, before any was taken off.
     """
 
     score: np.ndarray
@@ -85,6 +89,9 @@ class Derivatives(NamedTuple):
     information: np.ndarray
     information_scale: float
     answer: float = 1.0
+    steps: np.ndarray = np.zeros((0, 0))
+    bends: np.ndarray = np.zeros(0)
+    bends_scale: float = 0.0
 
 
 class Fit(NamedTuple):
@@ -206,14 +213,18 @@ class Survey:
         return self.centres and self.cut.num_outcomes is None
 
     @property
+    def is_listed(self) -> bool:
+        """Whether gradients are centred by all outcomes that there can be."""
+        return self.centres and not self.is_open
+
+    @property
     def has_kinks(self) -> bool:
         """Whether only many rows together have curvature, and no model tells how much."""
         return not self.centres and not self._is_smooth
 
-    @property
-    def derivative_numbers(self) -> int:
+    def derivative_numbers(self, num_steps: int) -> int:
         """How many numbers `derivatives` releases at once."""
-        return self.size + (1 + self.has_kinks) * self.size * (self.size + 1) // 2
+        return self.size + (1 + self.has_kinks) * self.size * (self.size + 1) // 2 + num_steps
 
     def fit_numbers(self, num_points: int) -> int:
         """How many numbers `fit` releases at once."""
@@ -276,21 +287,30 @@ class Survey:
         numbers = (jnp.asarray(x, self.dtype) for x in (smallest, threshold))
         return np.asarray(self._bounds(self._target, draws, self._cast(frame), grid, *numbers), float)
 
-    def derivatives(self, draw: Draw, frame: Frame, bounds: Bounds, share: float, num_rows: float) -> Derivatives:
+    def derivatives(
+        self,
+        draw: Draw,
+        frame: Frame,
+        bounds: Bounds,
+        share: float,
+        num_rows: float,
+        steps: np.ndarray,
+    ) -> Derivatives:
         """Score and information at ``u = 0``, in one release of both; where rows have kinks, also `Derivatives.answer`.
 
         :param draw: for vectors of `derivative_numbers`.
         :param share: of the price of score and information that is for the information.
+        :param steps: of `Derivatives`.
         """
         m, typical = self.size, math.sqrt(self.size / (self.power * num_rows))
         of_fall = _FALL_SHARE if self.has_kinks else 0.0
         prices = (1 - of_fall) * (1 - share), (1 - of_fall) * share, of_fall
         limits = float(bounds.score), float(bounds.information), _FALL_ROOM * math.sqrt(m) * typical**2
         weights = [math.sqrt(price) for price in prices]
-        numbers = [jnp.asarray(x, self.dtype) for x in (*limits, *weights, _REACH / typical)]
-        found = self._derivatives(self._target, draw, self._cast(frame), *numbers)
-        scale, known = self.power * float(found.scale), m + m * (m + 1) // 2
-        parts = np.split(self.power * np.asarray(found.value, float), [m, known])
+        numbers = [jnp.asarray(x, self.dtype) for x in (*limits, *weights, _REACH / typical, steps)]
+        released = self._derivatives(self._target, draw, self._cast(frame), *numbers)
+        scale, known = self.power * float(released.scale), m + m * (m + 1) // 2
+        parts = np.split(self.power * np.asarray(released.value, float), [m, known])
         units = [limit / weight if weight else 0.0 for limit, weight in zip(limits, weights, strict=True)]
         score, information = units[0] * parts[0], matrix_of(units[1] * parts[1], m)
         information_scale, answer = units[1] * scale, 1.0
@@ -298,7 +318,8 @@ class Survey:
             fall = matrix_of(units[2] * parts[2], m)
             information, information_scale, answer = answered(information, information_scale, fall, units[2] * scale)
         left = without_apart(information, information_scale, np.asarray(frame.whitening, float), self.cut.apart)
-        return Derivatives(score, units[0] * scale, *left, answer)
+        bends = units[1] * parts[2][: steps.shape[1]]
+        return Derivatives(score, units[0] * scale, *left, answer, steps, bends, information_scale)
 
     def unclipped_trace(self, draw: Draw, frame: Frame, largest: float) -> float:
         """Trace of the information that the rows would have if no gradient were clipped, tempered; with noise.
@@ -403,20 +424,20 @@ class Survey:
 
         return scores
 
-    def _weighted(self, found: RowScores, bound: jax.Array, largest: jax.Array) -> jax.Array:
+    def _weighted(self, found: RowScores, bound: jax.Array, answers: jax.Array, largest: jax.Array) -> jax.Array:
         """The clipped score, shortened by `_weight`."""
         score = clip_norm(found.score, bound)
-        return jnp.where(jnp.isfinite(score), score * self._weight(found, largest), 0)
+        return jnp.where(jnp.isfinite(score), score * self._weight(answers, largest), 0)
 
-    def _weight(self, found: RowScores, largest: jax.Array) -> jax.Array:
-        """The factor by which a row's information is clipped; 0 where that is not finite.
+    def _weight(self, answers: jax.Array, largest: jax.Array) -> jax.Array:
+        """The factor by which a row's information, as a vector, is clipped; 0 where that is not finite.
 
         So the sum of informations says how the sum of scores answers to the parameters, however many are clipped.
         Without it a few rows that alone inform a direction (the end of a spline) would seem to know less than they
         say, and each step along it would be too long. Only where the information does not depend on the outcome: there
         the score's mean stays 0 where the model holds.
         """
-        norm = jnp.linalg.norm(vector_of(found.information))
+        norm = jnp.linalg.norm(answers)
         if not self.centres:
             return jnp.ones_like(norm)
         factor = jnp.minimum(1, largest / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
@@ -464,14 +485,18 @@ class Survey:
         )
 
     def _sum_derivatives(
-        self, target, draw, frame, bound, largest, steepest, score_weight, information_weight, fall_weight, reach
+        self, target, draw, frame, bound, largest, steepest, score_weight, information_weight, fall_weight, reach, steps
     ) -> Released:
         scores = self._row_scores(frame, bound)
 
         def both(row: tuple) -> jax.Array:
             found = scores(row)
-            score = self._weighted(found, bound, largest) * (score_weight / bound)
-            information = clip_norm(vector_of(found.information), largest) * (information_weight / largest)
+            answers = vector_of(found.information)
+            if steps.shape[1]:
+                bends = row_bends(self.cut, frame, bound, steps, row[:-1])
+                answers = jnp.concatenate([answers, bends])
+            score = self._weighted(found, bound, answers, largest) * (score_weight / bound)
+            information = clip_norm(answers, largest) * (information_weight / largest)
             if not self.has_kinks:
                 return jnp.concatenate([score, information])
             fall = clip_norm(vector_of(row_fall(self.cut, frame, bound, row, reach)), steepest)
@@ -530,9 +555,10 @@ class Survey:
             distances = clip_norm(beyond(row, found), largest) / largest
             if not self.centres:
                 return jnp.append(found.clipped - middle, _LIGHT * distances)
-            score = self._weighted(found, bound, information) / bound
+            answers = vector_of(found.information)
+            score = self._weighted(found, bound, answers, information) / bound
             square = jnp.sum(score**2)
-            expected = found.square * (self._weight(found, information) / bound) ** 2
+            expected = found.square * (self._weight(answers, information) / bound) ** 2
             surplus = jnp.clip(jnp.nan_to_num(square - expected), -1, 1)
             clipped, outlying = jnp.nan_to_num(found.clipped), jnp.nan_to_num(found.outlying)
             others = [clipped, _LIGHT * (2 * square - 1), _LIGHT * surplus, *_LIGHT * distances]

@@ -53,7 +53,7 @@ class Check(NamedTuple):
     :ivar variance: of the clipped scores over the information, as released: that of the surrogate, but where it has 1.
     :ivar varied: by how many standard deviations of noise the clipped scores vary by more than half of what the model
         expects; None where no model tells.
-    :ivar curve: by how much the log likelihood is above a quadratic, at each of some points of about a posterior's
+    :ivar curve: by how much the log likelihood is above the surrogate's, at each of some points of about a posterior's
         width: 0.
     :ivar curve_noise: standard deviation of the noise in it.
     :ivar lost: share of the rows with kinks that were clipped, where nobody knows what that takes: 0; None elsewhere.
@@ -130,7 +130,7 @@ def check(
         outlying_noise=math.hypot(fit.outlying_scale / n, _OF_SAMPLING / (room * math.sqrt(n))),
         variance=variance,
         varied=_varied(fit) if survey.centres else None,
-        curve=fit.curve,
+        curve=fit.curve - _beyond_quadratic(surrogate, frame, points),
         curve_noise=fit.curve_scale,
         width=_width(surrogate, precision, frame),
         lost=fit.clipped / n if survey.has_kinks else None,
@@ -138,6 +138,20 @@ def check(
         taken=found.long_rows.taken / math.hypot(1.0, last.found.score_scale),
         room=room if survey.is_open else 1.0,
     ), surrogate
+
+
+def _beyond_quadratic(surrogate: Surrogate, frame: Frame, points: np.ndarray) -> np.ndarray:
+    """By how much the surrogate itself, without noise, is above a quadratic around the centre of `frame`: 0, but for
+    its rates."""
+    if surrogate.rates is None or not surrogate.rates.values.any():
+        return np.zeros(len(points))
+    start = np.linalg.solve(surrogate.frame.whitening, np.asarray(frame.center) - surrogate.frame.center)
+    ways = points @ np.linalg.solve(surrogate.frame.whitening, np.asarray(frame.whitening, float)).T
+    steps = np.linspace(0, 1, 65)
+    places = start + steps[:, None, None] * ways
+    answers = np.asarray(jax.vmap(jax.vmap(surrogate.straightened))(jnp.asarray(places, jnp.result_type(float))))
+    rises = np.einsum("ski,ij,kj->sk", answers - answers[0], surrogate.curvature, ways)
+    return rises[1] / steps[1] / 2 - np.trapezoid(rises, steps, axis=0)
 
 
 def _width(surrogate: Surrogate, prior_precision: np.ndarray, frame: Frame) -> float:

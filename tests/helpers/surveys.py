@@ -41,6 +41,16 @@ def drawn_logistic(phi, row, words):
     return logistic(phi, (X, drawn[None].astype(y.dtype)))
 
 
+def yes_or_no(phi, row):
+    """The logistic one again, whose outcomes are listed."""
+    return logistic(phi, row)
+
+
+def listed_yes_or_no(phi, row, words):
+    X, y = row
+    return logistic(phi, (X, words[:1].astype(y.dtype)))
+
+
 def log_normal(phi, row):
     """No density at y = 0, nor below, and a scale among the parameters."""
     X, y = row
@@ -66,7 +76,8 @@ def drawn_linear(phi, row, words):
     return linear(phi, (X, jax.lax.stop_gradient(X[0] @ phi + normal)[None]))
 
 
-DRAWN = {logistic: drawn_logistic, log_normal: drawn_log_normal, linear: drawn_linear}
+DRAWN = {logistic: drawn_logistic, yes_or_no: listed_yes_or_no, log_normal: drawn_log_normal, linear: drawn_linear}
+OUTCOMES = {yes_or_no: 2}
 
 
 # -- Surveys -----------------------------------------------------------------------------------------------------------
@@ -87,7 +98,7 @@ def survey_of(
     vault = Vault(rows, neighboring_relation=relation, ledger=ledger)
     target = PrivateTarget(vault, lambda z: -z @ z / 2, density, num_params=M, num_rows=len(rows[0]), power=power)
     cut = cut_of(density, DRAWN[density] if can_draw else None)
-    return Survey(target, dataclasses.replace(cut, apart=apart), is_smooth)
+    return Survey(target, dataclasses.replace(cut, apart=apart, num_outcomes=OUTCOMES.get(density)), is_smooth)
 
 
 def with_rows(survey, rows, dtype=None):
@@ -112,8 +123,12 @@ def draw(*shape, hi=0, lo=0, multiplier=MULTIPLIER):
     return given_draw(*shape, hi=hi, lo=lo, noise_multiplier=multiplier)
 
 
-def of_derivatives(m=M, has_kinks=False, **noise):
-    return draw(m + (1 + has_kinks) * m * (m + 1) // 2, **noise)
+def of_derivatives(m=M, has_kinks=False, num_steps=0, **noise):
+    return draw(m + (1 + has_kinks) * m * (m + 1) // 2 + num_steps, **noise)
+
+
+INVERSE = np.linalg.inv(FRAME.whitening)
+NO_STEPS, STEPS = np.zeros((M, 0)), 2 * INVERSE / np.linalg.norm(INVERSE, axis=0)
 
 
 def searches(counts, k=1, multiplier=MULTIPLIER, hi=0, lo=0):
@@ -139,13 +154,16 @@ class Parabola:
         self.size, self.power, self.centres = len(self.place), power, centres
         self.kinds = np.eye(self.size, dtype=bool)
         self.is_open, self.misfit, self.is_weighted = misfit is not None, misfit or 0.0, False
-        self.has_kinks, self.derivative_numbers = False, self.size + self.size * (self.size + 1) // 2
+        self.has_kinks, self.is_listed = False, False
         self.asked: list[str] = []
         self._rng = np.random.default_rng(seed)
 
     def log_likelihood(self, phi):
         away = np.asarray(phi) - self.place
         return -np.einsum("...i,ij,...j", away, self.precision, away) / 2
+
+    def derivative_numbers(self, num_steps):
+        return self.size + self.size * (self.size + 1) // 2 + num_steps
 
     def exact(self, frame):
         """Score and information at the centre of the frame."""
@@ -180,7 +198,7 @@ class Parabola:
             [math.sqrt(np.trace(information) / self.n + score @ score / self.n**2), np.trace(information) / self.n]
         )
 
-    def derivatives(self, draw, frame, bounds, share, num_rows):
+    def derivatives(self, draw, frame, bounds, share, num_rows, steps):
         self.asked.append("derivatives")
         score, information = self.exact(frame)
         multiple = bounds.score / math.sqrt(self.size / (self.power * self.n))

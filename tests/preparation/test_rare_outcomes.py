@@ -6,13 +6,14 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from jax.scipy.special import ndtr
 
 from numpyro_dp import DPHMC, MCMC
 from numpyro_dp.model.coordinates import find_cut
 from numpyro_dp.model.separate import separate
 from numpyro_dp.preparation.frames import Frame
 from numpyro_dp.preparation.fund import Fund, Wish
-from numpyro_dp.preparation.row_scores import centred_scores, clip_norm
+from numpyro_dp.preparation.row_scores import centred_scores, clip_norm, row_bends
 from numpyro_dp.privacy.batches import ALL_ROWS
 
 N = 8000
@@ -110,8 +111,8 @@ def test_scores_and_information_are_the_exact_expectations(bound, x64):
     np.testing.assert_allclose(by_outcome[0].unclipped, exact, rtol=1e-6, atol=1e-12)
     lengths = [np.linalg.norm(out.score, axis=1) for out in by_outcome]
     answer = sum(
-        (c * np.minimum(1, bound / n))[:, None, None] * g[:, :, None] * g[:, None]
-        for c, n, g in zip(chances, lengths, gradients, strict=True)
+        c[:, None, None] * short[:, :, None] * g[:, None]
+        for c, short, g in zip(chances, np.asarray(clipped), gradients, strict=True)
     )
     np.testing.assert_allclose(by_outcome[1].information, answer, rtol=2e-2, atol=1e-12)
     square = sum(c * np.minimum(n, bound) ** 2 for c, n in zip(chances, lengths, strict=True))
@@ -120,6 +121,55 @@ def test_scores_and_information_are_the_exact_expectations(bound, x64):
     np.testing.assert_allclose(expected, 0, atol=1e-6)
     expected = sum(c * np.asarray(out.outlying) for c, out in zip(chances, by_outcome, strict=True))
     np.testing.assert_allclose(expected, 0, atol=1e-6)
+
+
+def probit(X, y):
+    b = numpyro.sample("b", dist.Normal(0, 5).expand([3]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(probs=ndtr(X @ b)), obs=y)
+
+
+@pytest.mark.parametrize("bound", [0.025, 0.1, 1e3])
+@pytest.mark.parametrize("model", [logistic, probit, ordinal, scaled])
+def test_information_and_bends_say_how_clipped_scores_answer(model, bound, x64):
+    """To other parameters: the mean clipped score there, each outcome with its probability there.
+
+    Its slope is the information, also where the clip takes most of a rare outcome's score; a step ahead and one back
+    along one coordinate add up to the bend, per step's square.
+    """
+    x = X[:200].astype(float)
+    cut = cut_of(model, X.astype(float), Y)
+    frame = Frame(np.array([1.7, 0.4, -0.3]), np.array([[0.3, 0.0, 0.0], [0.1, 0.2, 0.0], [0.0, -0.1, 0.25]]))
+    steps, limit = np.linalg.inv(frame.whitening) * [0.5, 0.4, 0.3], jnp.asarray(bound)
+    words = jnp.stack([jnp.arange(cut.num_outcomes, dtype=jnp.uint32), jnp.zeros(cut.num_outcomes, jnp.uint32)], 1)
+
+    def chances(u, row):
+        return jax.nn.softmax(jax.vmap(lambda word: cut.drawn_log_density(frame.at(u), row, word))(words))
+
+    def clipped(row):
+        """Of each outcome."""
+        values = jnp.arange(cut.num_outcomes, dtype=jnp.int32)[:, None]
+        found = jax.vmap(lambda y: centred_scores(cut, frame, limit, (row[0], y), jnp.array(0)).score)(values)
+        return jax.vmap(lambda score: clip_norm(score, limit))(found)
+
+    def of_row(x):
+        row = (x[None], jnp.array([1], jnp.int32))
+        scores = clipped(row)
+
+        def mean_score(u):
+            return chances(u, row) @ scores
+
+        found = centred_scores(cut, frame, limit, row, jnp.array(0)).information
+        ahead, back = (jnp.stack([mean_score(sign * step) for step in steps.T]) for sign in (1, -1))
+        uneven = jnp.sum((ahead + back - 2 * mean_score(jnp.zeros(3))) * steps.T, 1) / jnp.sum(steps**2, 0)
+        slope = jax.jacfwd(mean_score)(jnp.zeros(3))
+        return found, slope, row_bends(cut, frame, limit, jnp.asarray(steps), row), uneven
+
+    information, slope, bends, uneven = (np.asarray(part) for part in jax.vmap(of_row)(x))
+    largest = np.abs(slope).max()
+    np.testing.assert_allclose(information, (slope + slope.swapaxes(1, 2)) / 2, atol=2e-2 * largest)
+    np.testing.assert_allclose(bends, uneven, rtol=1e-6, atol=1e-9 * largest)
+    assert np.abs(bends.sum(0)).max() > 0.02 * np.trace(slope.sum(0))  # there is something to see
 
 
 @pytest.mark.statistical

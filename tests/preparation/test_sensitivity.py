@@ -35,6 +35,8 @@ from numpyro_dp.privacy.release import Grid, Released, Vault
 from tests.helpers.surveys import (
     FRAME,
     MULTIPLIER,
+    NO_STEPS,
+    STEPS,
     M,
     cut_of,
     draw,
@@ -47,6 +49,7 @@ from tests.helpers.surveys import (
     survey_of,
     table,
     with_rows,
+    yes_or_no,
 )
 
 pytestmark = pytest.mark.optimized
@@ -122,7 +125,9 @@ def ask_everything(survey, bounds, up):
     survey.bounds(led(BOUND_GRID, 2), FRAME, np.array([2.0**-30, 2.0**-26]), 2.0)
     least, most = np.array([2.0**-9, 2.0**-6]), np.array([1.0, 2.0])
     survey.bounds(led(LAST_BOUND_GRID, 2), FRAME, least, most, LAST_BOUND_GRID)
-    found = survey.derivatives(of_derivatives(has_kinks=survey.has_kinks), FRAME, Bounds(*bounds), SHARE, 300)
+    steps = STEPS if survey.is_listed else NO_STEPS
+    of_both = of_derivatives(has_kinks=survey.has_kinks, num_steps=steps.shape[1])
+    found = survey.derivatives(of_both, FRAME, Bounds(*bounds), SHARE, 300, steps)
     gains, gains_scale = survey.gains(draw(len(ENDS)), FRAME.center, ENDS, bounds[0] * LINE)
     for least in bounds if survey.centres else ():
         survey.long_rows(draw(3), FRAME, least * 2.0 ** np.arange(4))
@@ -132,6 +137,7 @@ def ask_everything(survey, bounds, up):
     survey.slope(led(SLOPE_GRID), FRAME, PAIRS, SLOPE_GRID, 2.0**-6, 1.0)
     jax.effects_barrier()
     packed = np.append(np.diag(found.information), found.information[np.tril_indices(M, -1)] * math.sqrt(2))
+    packed = np.append(packed, found.bends)
     return [
         np.append(found.score / found.score_scale, packed / found.information_scale),
         gains / gains_scale,
@@ -163,11 +169,11 @@ def largest_moves(survey, recorded, tables, bounds, up):
 _surveys: dict = {}
 
 
-def shared_survey(relation):
+def shared_survey(relation, density=log_normal):
     """Programs are compiled once."""
-    if relation not in _surveys:
-        _surveys[relation] = survey_of(rows_near(), log_normal, relation)
-    return _surveys[relation]
+    if (relation, density) not in _surveys:
+        _surveys[relation, density] = survey_of(rows_near(), density, relation)
+    return _surveys[relation, density]
 
 
 def rows_near():
@@ -190,16 +196,16 @@ ALL_UP = [True] * max(KINDS.values())
 
 @settings(max_examples=60)
 @given(
-    relation=st.sampled_from(RELATIONS),
+    asked=st.sampled_from([*((relation, log_normal) for relation in RELATIONS), ("replace_one", yes_or_no)]),
     row=hostile_rows,
     other=hostile_rows,
     log_bounds=st.tuples(st.floats(-6, 3), st.floats(-6, 3)),
     up=st.lists(st.booleans(), min_size=len(ALL_UP), max_size=len(ALL_UP)),
 )
 @pytest.mark.statistical
-def test_a_row_moves_each_release_by_at_most_its_sensitivity(recorded, relation, row, other, log_bounds, up):
+def test_a_row_moves_each_release_by_at_most_its_sensitivity(recorded, asked, row, other, log_bounds, up):
     bounds = 10.0 ** np.array(log_bounds)
-    moves, published = largest_moves(shared_survey(relation), recorded, neighbours(relation, row, other), bounds, up)
+    moves, published = largest_moves(shared_survey(*asked), recorded, neighbours(asked[0], row, other), bounds, up)
     assert max(moves.values()) <= 1, moves
     # And what is published moves by no more than the scale of its noise says. The square of a fit has twice the noise.
     assert max(published) <= 1 / MULTIPLIER * (1 + 1e-4)
@@ -290,14 +296,14 @@ def norms(values):
     return np.linalg.norm(values, axis=1)
 
 
-EVERYDAY = {(logistic, "replace_one"), (log_normal, "add_or_remove_one"), (linear, "add_or_remove_one")}
+EVERYDAY = {(yes_or_no, "replace_one"), (log_normal, "add_or_remove_one"), (linear, "add_or_remove_one")}
 CASES = [
     pytest.param(
         *(density, relation, smooth),
         id=f"{density.__name__}-{relation}-{'smooth' if smooth else 'kinked'}",
         marks=() if (density, relation) in EVERYDAY else pytest.mark.nightly,
     )
-    for density in (logistic, log_normal, linear)
+    for density in (logistic, yes_or_no, log_normal, linear)
     for relation, smooth in (("replace_one", True), ("add_or_remove_one", True), ("add_or_remove_one", False))
 ]
 
@@ -316,14 +322,14 @@ def test_a_row_has_the_norm_that_is_claimed(density, relation, smooth, by_row):
         return norms(values).max() / largest
 
     derivatives = target.program(survey._sum_derivatives)
+    steps = jnp.asarray(STEPS if survey.is_listed else NO_STEPS, survey.dtype)
     for bound, largest in ((1e-6, 1e-6), (0.3, 1e-3), (0.3, 10.0), (0.3, 1e4), (1e3, 1e6)):
         for share in SHARES:
             of_fall = 0.2 if survey.has_kinks else 0.0  # whose bound a row reaches on both sides
             prices = (1 - of_fall) * (1 - share), (1 - of_fall) * share, of_fall
             weights = [math.sqrt(price) for price in prices]
-            reach = jnp.asarray(0.5, survey.dtype)
-            found = derivatives(target, None, frame, bound, largest, 1e-12, *weights, reach)
-            assert found.value.shape[1:] == (survey.derivative_numbers,)
+            found = derivatives(target, None, frame, bound, largest, 1e-12, *weights, 0.5, steps)
+            assert found.value.shape[1:] == (survey.derivative_numbers(steps.shape[1]),)
             reached = require(found, 1.0)
             # Where gradients are centred, a score is shortened with its row's information.
             if not survey.centres and largest < 1:
@@ -376,7 +382,8 @@ def test_a_row_has_the_norm_that_is_claimed_however_often_it_says_that_it_counts
     frame, points = survey._cast(FRAME), jnp.asarray(POINTS, survey.dtype)
     derivatives, long_rows, fit = map(target.program, (survey._sum_derivatives, survey._sum_long_rows, survey._sum_fit))
     for bound, largest in ((1e-6, 1e-6), (0.3, 1e-3), (0.3, 10.0), (1e3, 1e6)):
-        numbers = bound, largest, 1e-12, math.sqrt(1 - SHARE), math.sqrt(SHARE), 0.0, jnp.asarray(0.5, survey.dtype)
+        prices = math.sqrt(1 - SHARE), math.sqrt(SHARE), 0.0
+        numbers = bound, largest, 1e-12, *prices, 0.5, jnp.asarray(NO_STEPS, jnp.float32)
         assert norms(derivatives(target, None, frame, *numbers).value).max() <= 1 + 1e-5
         edges = jnp.asarray(bound * 2.0 ** np.arange(4), survey.dtype)
         assert norms(long_rows(target, None, frame, edges).value).max() <= math.sqrt(3) * (1 + 1e-5)
@@ -384,12 +391,22 @@ def test_a_row_has_the_norm_that_is_claimed_however_often_it_says_that_it_counts
         assert norms(found.value).max() <= float(found.scale) / ROOM * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("density", [logistic, yes_or_no])
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_rows_that_say_nothing_usable_contribute_nothing_to_the_derivatives(relation, by_row):
+def test_rows_that_say_nothing_usable_contribute_nothing_to_the_derivatives(relation, density, by_row):
     """NaN or infinite gradients: 0 where their law is not known, and of the size of the bound at most where it is."""
-    survey = survey_of(hostile_table(logistic), logistic, relation)
+    survey = survey_of(hostile_table(density), density, relation)
     target, frame = survey._target, survey._cast(FRAME)
-    numbers = 0.3, 0.1, 1.0, math.sqrt(0.7), math.sqrt(0.3), 0.0, jnp.asarray(0.5, survey.dtype)
+    numbers = (
+        0.3,
+        0.1,
+        1.0,
+        math.sqrt(0.7),
+        math.sqrt(0.3),
+        0.0,
+        0.5,
+        jnp.asarray(STEPS if survey.is_listed else NO_STEPS, jnp.float32),
+    )
     found = target.program(survey._sum_derivatives)(target, None, frame, *numbers)
     values = np.asarray(found.value)
     is_nan = np.isnan(np.asarray(target.vault._rows[0])).any(1)
@@ -423,7 +440,7 @@ def test_only_samplers_may_loop(can_draw, monkeypatch):
         monkeypatch.setattr(PrivateTarget, name, watched)
     survey = survey_of(table(40), can_draw=can_draw)
     survey.bounds(searches(BOUND_GRID.num_counts, 2), FRAME, np.array([1e-3, 1e-6]), 2.0)
-    survey.derivatives(of_derivatives(), FRAME, Bounds(0.3, 0.1), SHARE, 300)
+    survey.derivatives(of_derivatives(), FRAME, Bounds(0.3, 0.1), SHARE, 300, NO_STEPS)
     draws = searches(CURVE_GRID.num_counts), draw(survey.fit_numbers(len(POINTS)))
     survey.fit(*draws, FRAME, Bounds(0.3, 1.0), POINTS, 2.0**-12, 2.0)
     assert [name for name, _ in asked] == ["find_bounds", "release_sum", "find_bounds", "release_sum"]

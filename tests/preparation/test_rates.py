@@ -1,0 +1,175 @@
+"""Rates are those of the scores that were released, where noise lets them be seen."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import kstest
+
+from numpyro_dp.preparation.frames import Frame
+from numpyro_dp.preparation.rates import _UNSURE, _USUAL, Rates, rates_of, steps_for, stretch
+from numpyro_dp.preparation.surrogate import Surrogate
+from numpyro_dp.preparation.survey import Derivatives
+
+M = 3
+PLACE = np.array([2.0, -1.0, 30.0])
+WIDTHS = np.array([0.5, 0.2, 0.01])
+
+
+def released(rates, center=PLACE, noise=1e-4, rng=None, widths=WIDTHS):
+    """What rows say whose information, in units of `WIDTHS`, is 1 at `PLACE`, and falls by `rates` along each phi."""
+    frame = Frame(center, np.diag(widths))
+    steps = np.diag(np.full(M, 2.0))
+    information = np.exp(-rates * (center - PLACE)) * (widths / WIDTHS) ** 2
+    along = rates * widths * np.diag(steps)  # over a step
+    draws = np.zeros((2, M)) if rng is None else noise * rng.standard_normal((2, M))
+    found = Derivatives(np.zeros(M), 0.1, np.diag(information + draws[0]), noise)
+    return frame, found._replace(bends=-information * along + draws[1], bends_scale=noise, steps=steps)
+
+
+class Listed:
+    """As much of a survey as says which steps to ask for."""
+
+    size, power, centres, is_listed = M, 1.0, True, True
+
+
+class Drawn(Listed):
+    is_listed = False
+
+
+def test_steps_are_those_of_one_coordinate_alone_as_wide_as_the_posterior():
+    whitening = np.array([[0.3, 0.1, 0.0], [0.1, 0.2, 0.0], [0.0, -0.1, 0.25]])
+    steps = steps_for(Listed(), Frame(np.zeros(M), whitening), 0.0, 1000)
+    np.testing.assert_allclose(whitening @ steps, np.diag(np.diag(whitening @ steps)), atol=1e-12)
+    np.testing.assert_allclose(np.linalg.norm(steps, axis=0), 2)
+    # A frame that is four times as narrow along one coordinate, for the sake of few rows.
+    added = np.array([0.0, 15.0, 0.0]) * np.diag(np.linalg.inv(whitening @ whitening.T))
+    values, vectors = np.linalg.eigh(np.eye(M) + whitening.T @ np.diag(added) @ whitening)
+    narrow = Frame(np.zeros(M), whitening @ (vectors / np.sqrt(values)))
+    wide = steps_for(Listed(), narrow, added, 100_000)
+    np.testing.assert_allclose(np.diag(narrow.whitening @ wide), np.diag(whitening @ steps))
+    # Not so far that a typical one of these rows says something else: with more rows, it says more.
+    short = steps_for(Listed(), narrow, added, 1000)
+    assert 0 < (narrow.whitening @ short)[1, 1] < 0.5 * (whitening @ steps)[1, 1]
+    np.testing.assert_allclose(short[:, [0, 2]], wide[:, [0, 2]])
+
+
+def test_where_outcomes_are_drawn_nothing_is_asked():
+    assert steps_for(Drawn(), Frame(np.zeros(M), np.eye(M)), 0.0, 1000).shape == (M, 0)
+
+
+def test_a_rate_is_found_and_that_of_others_is_0():
+    rates = np.array([1.5, 0.0, -100.0])
+    found = rates_of(released(rates), [])
+    np.testing.assert_allclose(found.steps, 2 * WIDTHS)
+    np.testing.assert_allclose(found.values, rates * 2 * WIDTHS, rtol=1e-3, atol=1e-12)
+    assert not found.scales.any()
+    frame, other = released(rates)
+    assert rates_of((frame, other._replace(steps=np.zeros((M, 0)), bends=np.zeros(0))), []) is None
+    some = rates_of((frame, other._replace(steps=other.steps[:, 2:], bends=other.bends[2:])), [])
+    np.testing.assert_allclose(some.values, [0, 0, found.values[2]])
+    np.testing.assert_array_equal(some.scales[:2], 0)
+
+
+def test_what_noise_may_have_made_is_not_a_rate_but_may_be_one():
+    found = rates_of(released(np.array([1.5, 0.0, 0.0]), noise=0.9), [])
+    assert 0.3 < found.values[0] < 1.5
+    assert np.all((found.scales > _UNSURE) & (found.scales < _USUAL))
+    hidden = rates_of(released(np.array([1.5, 0.0, 0.0]), noise=1e6), [])
+    np.testing.assert_allclose(hidden.values, 0, atol=1e-5)
+    np.testing.assert_allclose(hidden.scales, (1 + _USUAL**-2) ** -0.5)
+    known = rates_of(released(np.array([0.2, 0.0, 0.0]), noise=0.14), [])  # as clear as no rate is
+    assert not np.any(known.values)
+    assert not np.any(known.scales)
+
+
+def test_releases_nearby_count_by_their_precision_and_others_do_not():
+    rng, rates = np.random.default_rng(0), np.array([1.0, 0.0, 60.0])
+    here = released(rates, noise=0.8, rng=rng)
+    near = released(rates, PLACE + [0.3, 0.1, 0.005], noise=0.01, rng=rng)
+    np.testing.assert_allclose(rates_of(here, [near]).values, rates * 2 * WIDTHS, atol=0.1)
+    np.testing.assert_array_equal(rates_of(here, [near]).values != 0, rates != 0)
+    far = released(-rates, PLACE + [3.0, 0.0, 0.1], noise=0.01, rng=rng)
+    np.testing.assert_array_equal(rates_of(here, [far]).values[[0, 2]], rates_of(here, []).values[[0, 2]])
+
+
+def test_an_information_is_carried_as_it_falls_on_the_way():
+    rates = np.array([1.0, 0.0, -60.0])
+    here, there = released(rates), released(rates, PLACE + [0.4, 0.1, 0.01])
+    by = stretch(rates_of(here, []), there[0], here[0])
+    np.testing.assert_allclose(by.T @ there[1].information @ by, here[1].information, rtol=2e-3, atol=1e-12)
+    np.testing.assert_array_equal(stretch(None, there[0], here[0]), np.eye(M))
+
+
+# -- The likelihood ----------------------------------------------------------------------------------------------------
+
+
+def surrogate(rates, scales=(0.0, 0.0), noise=0.5, information=0.0):
+    whitening = np.array([[0.5, 0.2], [-0.1, 0.3]])
+    found = Rates(np.asarray(rates, float), np.asarray(scales, float), np.array([0.7, 0.4]))
+    curvature = np.array([[1.0, 0.3], [0.3, 0.8]])
+    score = np.array([0.4, -0.3])
+    return Surrogate(Frame(np.ones(2), whitening), score, noise * np.eye(2), curvature, information, rates=found)
+
+
+def test_the_expected_score_flattens_out_along_a_coordinate_with_a_rate(x64):
+    s = surrogate([0.8, 0.0])
+    points = np.random.default_rng(0).normal(size=(50, 2)) * 3
+    phi = points @ s.frame.whitening.T
+    phi[:, 0] = (1 - np.exp(-0.8 / 0.7 * phi[:, 0])) / (0.8 / 0.7)
+    expected = np.linalg.solve(s.frame.whitening, phi.T).T
+    np.testing.assert_allclose(jax.vmap(s.straightened)(jnp.asarray(points)), expected, rtol=1e-9, atol=1e-9)
+    plain = s._replace(rates=None)
+    there = jax.vmap(plain.noise_aware)(jnp.asarray(expected))
+    np.testing.assert_allclose(jax.vmap(s.noise_aware)(jnp.asarray(points)), there, rtol=1e-9)
+
+
+def test_without_rates_the_likelihood_is_what_it_was(x64):
+    s, points = surrogate([0.0, 0.0]), jnp.asarray(np.random.default_rng(0).normal(size=(5, 2)))
+    np.testing.assert_array_equal(jax.vmap(s.noise_aware)(points), jax.vmap(s._replace(rates=None).noise_aware)(points))
+
+
+def test_what_is_not_known_of_rates_is_a_mixture_over_them(x64):
+    s, points = surrogate([0.5, 0.0], [0.4, 0.0]), np.random.default_rng(0).normal(size=(20, 2)) * 2
+    rates = np.random.default_rng(1).normal(0.5, 0.4, 4000)
+    each = np.array([jax.vmap(surrogate([x, 0.0]).noise_aware)(jnp.asarray(points)) for x in rates[:1000]])
+    expected = np.log(np.mean(np.exp(each), 0))
+    found = np.asarray(jax.vmap(s.noise_aware)(jnp.asarray(points)))
+    error = np.std(np.exp(each), 0) / np.sqrt(1000) / np.mean(np.exp(each), 0)
+    assert np.all(np.abs(found - found[0] - (expected - expected[0])) < 5 * (error + error[0]) + 0.05)
+
+
+@pytest.mark.parametrize("place", [1e3, -1e3, 1e6])
+def test_far_away_it_is_finite_and_so_is_its_slope(place):
+    for s in (surrogate([2.0, 0.0]), surrogate([2.0, -1.0], [1.4, 1.4], information=0.1)):
+        value, slope = jax.value_and_grad(s.noise_aware)(jnp.array([place, -place]))
+        assert np.isfinite(value)
+        assert np.isfinite(slope).all()
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("noise", [0.1, 0.4])
+def test_posteriors_are_calibrated_whether_or_not_noise_hides_the_rate(noise, x64):
+    """Parameter and rate from their laws, and what is released of them: the parameter's rank is about uniform."""
+    rng, grid, count = np.random.default_rng(2), np.linspace(-10, 10, 801), 300
+    frame, S, ranks = Frame(np.zeros(1), np.eye(1)), 0.3, []
+
+    def rank(s, u):
+        logs = np.asarray(jax.vmap(s.noise_aware)(jnp.asarray(grid[:, None]))) - grid**2 / 8
+        weight = np.exp(logs - logs.max())
+        return weight[grid < u].sum() / weight.sum()
+
+    for _ in range(count):
+        u, x = 2 * rng.normal(), float(np.clip(1.2 * rng.normal(), -2, 2))
+        score = np.array([-np.expm1(-x * u / 2) / (x / 2) + np.sqrt(1 + S) * rng.normal()])
+        information = np.array([[max(1 + noise * rng.normal(), 0.0)]])
+        bends = np.array([-4 * np.sinh(x / 2) ** 2 / x + noise * rng.normal()])
+        found = Derivatives(score, S**0.5, information, noise)
+        found = found._replace(bends=bends, bends_scale=noise, steps=np.array([[2.0]]))
+        s = Surrogate(frame, score, np.array([[S]]), information, noise, rates=rates_of((frame, found), []))
+        ranks.append([rank(s, u), rank(s._replace(rates=None), u)])
+    inside = np.mean(np.abs(np.array(ranks) - 0.5) < 0.45, 0)
+    error = np.sqrt(0.09 / count)
+    assert abs(inside[0] - 0.9) < 5 * error, inside
+    assert kstest(np.array(ranks)[:, 0], "uniform").pvalue > 1e-6
+    assert inside[1] < inside[0] - 0.03, inside  # as if all scores were even
