@@ -262,6 +262,9 @@ def test_a_frame_that_is_too_narrow_for_what_few_rows_say_gets_more_room():
     wider = _at_least_as_wide(NARROW, prior._replace(of_frames=more), more < prior.of_frames)
     np.testing.assert_allclose(np.diag(wider.whitening), [0.1, 0.1, 0.02, 0.08], rtol=1e-3)
     np.testing.assert_allclose(_with_room(surrogate, prior, is_last=True), [0, 0, 0.02**-2, 0])
+    np.testing.assert_allclose(
+        _with_room(surrogate, prior, True, prior.of_frames / 4), np.maximum([0, 0, 0.02**-2, 0], prior.of_frames / 4)
+    )
     none = np.zeros(M)
     as_the_prior = _at_least_as_wide(NARROW, prior._replace(of_frames=none), none < prior.of_frames)
     np.testing.assert_allclose(np.diag(as_the_prior.whitening), [0.1, 0.1, 5, 5])

@@ -7,9 +7,11 @@ import pytest
 from scipy.stats import kstest
 
 from numpyro_dp.preparation.frames import Frame
+from numpyro_dp.preparation.last_release import LastRelease, combine
 from numpyro_dp.preparation.rates import _UNSURE, _USUAL, Rates, rates_of, steps_for, stretch
 from numpyro_dp.preparation.surrogate import Surrogate
-from numpyro_dp.preparation.survey import Derivatives
+from numpyro_dp.preparation.survey import Bounds, Derivatives
+from numpyro_dp.preparation.verdict import _beyond_quadratic
 
 M = 3
 PLACE = np.array([2.0, -1.0, 30.0])
@@ -99,6 +101,34 @@ def test_an_information_is_carried_as_it_falls_on_the_way():
     by = stretch(rates_of(here, []), there[0], here[0])
     np.testing.assert_allclose(by.T @ there[1].information @ by, here[1].information, rtol=2e-3, atol=1e-12)
     np.testing.assert_array_equal(stretch(None, there[0], here[0]), np.eye(M))
+
+
+def test_a_release_elsewhere_counts_as_if_it_had_been_made_here():
+    rates = np.array([1.0, 0.0, -60.0])
+    here, there = (
+        LastRelease(frame, Bounds(1.0, 1.0), found._replace(information_scale=1e-3))
+        for frame, found in (released(rates), released(rates, PLACE + [0.4, 0.1, 0.01]))
+    )
+    found = combine(here, [there])
+    np.testing.assert_allclose(found.rates.values, rates * 2 * WIDTHS, rtol=0.05, atol=1e-9)
+    np.testing.assert_allclose(found.curvature, here.found.information, rtol=0.01, atol=1e-9)
+    without = combine(*(here._replace(found=here.found._replace(bends=np.zeros(0))), [there]))
+    assert without.rates is None
+    assert abs(without.curvature[0, 0] - 1) > 0.1
+
+
+@pytest.mark.parametrize("center", [0.0, 0.7])
+def test_the_last_look_is_compared_with_what_the_surrogate_has_there(center, x64):
+    """The integral of the score that is expected, less a quadratic around the place that is looked at."""
+    rate, curvature, points = 0.8, 2.0, np.array([[1.0], [-0.5]])
+    rates = Rates(np.array([rate]), np.zeros(1), np.ones(1))
+    plain = Surrogate(Frame(np.zeros(1), np.eye(1)), np.zeros(1), np.eye(1), np.full((1, 1), curvature), 0.0)
+    look = Frame(np.array([center]), np.full((1, 1), 0.5))
+    assert not _beyond_quadratic(plain, look, points).any()
+    found = _beyond_quadratic(plain._replace(rates=rates), look, points)
+    v, here = 0.5 * points[:, 0], curvature * np.exp(-rate * center)
+    expected = here * (v**2 / 2 - (v / rate + np.expm1(-rate * v) / rate**2))
+    np.testing.assert_allclose(found, expected, rtol=0.05)
 
 
 # -- The likelihood ----------------------------------------------------------------------------------------------------
