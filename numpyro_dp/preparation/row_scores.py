@@ -155,17 +155,17 @@ def centred_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number:
     loss given back, row by row, before the clip, it is (Künsch, Stefanski and Carroll 1989, for the estimating
     equations of bounded influence). Whoever adds it up clips it.
 
-    The information is that of the row's law: for outcomes that are drawn from the model for the row's covariates, the
-    mean of ``c g'``, with the gradient g and the clipped score c, made symmetric. That is the derivative of the mean
-    clipped score with respect to the parameters. As c is 0 on average, it is that of ``s h h'``, too, with the moved
-    gradient h and the factor s by which the clip shortens it: positive semidefinite wherever the parameters are, which
-    a Hessian is not; where outcomes are drawn, on average.
+    The information is that of the row's law. The derivative of the mean clipped score with respect to the parameters is
+    ``E c g'``, with the gradient g and the clipped score c: where outcomes are listed, it is that. As c is 0 on
+    average, it is ``E s h h'``, too, with the moved gradient h and the factor s by which the clip shortens it: positive
+    semidefinite wherever the parameters are, which a Hessian is not. For outcomes that are drawn, it is the mean of
+    ``s g g'``, the main part of that.
 
     Where the outcome can have few values, none is drawn: each counts by its probability. Draws would not do where one
     of them is rare, and so says nearly all. Pseudo-random numbers are public, and depend on the row's position only.
 
-    A row that counts w times has the gradient w g, but outcomes of the law with the gradient g: that is the g of
-    ``c g'``.
+    A row that counts w times has the gradient w g, but outcomes of the law with the gradient g: then the information
+    is the mean of ``c g'``, or of ``s w g g'``.
 
     :param number: the position of the row.
     """
@@ -187,7 +187,7 @@ def centred_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number:
     within = clipped * (1 - jnp.max(outlying))
     return RowScores(
         own + jnp.mean(lost, 0),
-        _answer(moved * factors[:, None] / CENTRE_DRAWS, of_law),
+        (drawn * factors[:, None]).T @ of_law / CENTRE_DRAWS,
         drawn.T @ of_law / CENTRE_DRAWS,
         jnp.mean((factors * _norms(moved)) ** 2),
         within[0] - jnp.mean(within[1:]),
