@@ -147,38 +147,30 @@ def three_cases(rng, n):
     return model, {"ill": rng.permutation(np.arange(n) < 3) * 1}
 
 
+def deaths_by_condition(age, condition, died):
+    """Of which one in thirty, or in twenty-five, has the condition; weak priors."""
+    a = numpyro.sample("a", dist.Normal(0, 10))
+    b_age = numpyro.sample("b_age", dist.Normal(0, 10))
+    b_condition = numpyro.sample("b_condition", dist.Normal(0, 5))
+    with rows(died.shape[0]):
+        logits = a + b_age * (age - 60) / 10 + b_condition * condition
+        numpyro.sample("died", dist.Bernoulli(logits=logits), obs=died)
+
+
 @problem(6_000)
 def nearly_separated(rng, n):
-    """All of the one in thirty with a condition die; weak priors."""
-
-    def model(age, condition, died):
-        a = numpyro.sample("a", dist.Normal(0, 10))
-        b_age = numpyro.sample("b_age", dist.Normal(0, 10))
-        b_condition = numpyro.sample("b_condition", dist.Normal(0, 5))
-        with rows(died.shape[0]):
-            logits = a + b_age * (age - 60) / 10 + b_condition * condition
-            numpyro.sample("died", dist.Bernoulli(logits=logits), obs=died)
-
+    """All of the one in thirty with a condition die."""
     age, condition = rng.uniform(40, 90, n), (rng.random(n) < 1 / 30) * 1.0
     died = np.where(condition > 0, 1, rng.binomial(1, expit(-1 + 0.04 * (age - 60))))
-    return model, {"age": age, "condition": condition, "died": died}
+    return deaths_by_condition, {"age": age, "condition": condition, "died": died}
 
 
 @problem(6_000)
 def nearly_all_die(rng, n):
-    """Of the one in twenty-five with a condition, 96% die; weak priors."""
-
-    def model(age, condition, died):
-        a = numpyro.sample("a", dist.Normal(0, 10))
-        b_age = numpyro.sample("b_age", dist.Normal(0, 10))
-        b_condition = numpyro.sample("b_condition", dist.Normal(0, 5))
-        with rows(died.shape[0]):
-            logits = a + b_age * (age - 60) / 10 + b_condition * condition
-            numpyro.sample("died", dist.Bernoulli(logits=logits), obs=died)
-
+    """Of the one in twenty-five with a condition, 96% die."""
     age, condition = rng.uniform(40, 90, n), (rng.random(n) < 1 / 25) * 1.0
     died = rng.binomial(1, np.where(condition > 0, 0.96, expit(-1 + 0.04 * (age - 60))))
-    return model, {"age": age, "condition": condition, "died": died}
+    return deaths_by_condition, {"age": age, "condition": condition, "died": died}
 
 
 @problem(10_000)

@@ -79,7 +79,9 @@ class Surrogate(NamedTuple):
     @property
     def _bent(self) -> np.ndarray:
         """Coordinates along which what rows say falls, or may."""
-        return np.zeros(0, int) if self.rates is None else np.flatnonzero(self.rates.values + self.rates.scales)
+        if self.rates is None:
+            return np.zeros(0, int)
+        return np.flatnonzero((self.rates.values != 0) | (self.rates.scales > 0))
 
     def plug_in(self, u: jax.Array) -> jax.Array:
         """The quadratic itself, as if it had no noise."""
