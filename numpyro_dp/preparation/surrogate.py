@@ -22,13 +22,13 @@ Normality of the score, and J for its variance, are approximations: they need ma
 model that holds. Tempered, both are those of the tempered likelihood.
 """
 
+from statistics import NormalDist
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
-from scipy.special import ndtri
 
 from numpyro_dp.preparation.frames import Frame
 from numpyro_dp.preparation.rates import Rates
@@ -113,6 +113,6 @@ class Surrogate(NamedTuple):
 
 def _spread(size: int) -> np.ndarray:
     """Points that stand for N(0, I), shape (k, size): each coordinate has the same values (a Latin hypercube)."""
-    values = ndtri((np.arange(_POINTS) + 0.5) / _POINTS)
+    values = [NormalDist().inv_cdf((k + 0.5) / _POINTS) for k in range(_POINTS)]
     rng = np.random.default_rng(0)
     return np.stack([rng.permutation(values) for _ in range(size)], 1)
