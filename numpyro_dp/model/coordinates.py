@@ -73,6 +73,7 @@ class Cut:
         model does not say it by `handlers.scale`.
     :ivar num_outcomes: how many values the row's outcome can have, where these are few and nothing else is drawn: then
         the first of the words, a number below that, says which of them row' has.
+    :ivar is_discrete: whether outcomes that are drawn are counts, or have few values each.
     :ivar has_thresholds: whether parameters are compared with values that are no constants, so that there may be steps.
     :ivar apart: pairs of coordinates of which no row's log density depends on both, shape (m, m), such as the effects
         of two groups where each row has one: read off the graph, so that other pairs may be apart, too; or None.
@@ -88,6 +89,7 @@ class Cut:
     drawn_log_density: Callable[[jax.Array, tuple, jax.Array], jax.Array] | None = None
     row_weight: Callable[[tuple], jax.Array] | None = None
     num_outcomes: int | None = None
+    is_discrete: bool = False
     has_thresholds: bool = False
     apart: np.ndarray | None = None
     parts: Callable[[jax.Array], Parts] | None = None
@@ -175,6 +177,7 @@ def _cut(graph: Graph, phi: "_Phi", separated: SeparableModel, public: Sequence)
         drawn_log_density=drawn if can_draw else None,
         row_weight=None if graph.weight is None else functools.partial(_row_weight, graph, public),
         num_outcomes=graph.num_outcomes,
+        is_discrete=graph.is_discrete,
         has_thresholds=graph.has_thresholds,
         apart=_apart(graph, phi),
         parts=parts,

@@ -134,6 +134,12 @@ def have_own_laws(model: Callable, z: Params, outcomes: frozenset[str], args: tu
     return any(is_own(sites[name]["fn"]) for name in outcomes)
 
 
+def are_discrete(model: Callable, z: Params, outcomes: frozenset[str], args: tuple, kwargs: dict) -> bool:
+    """Whether outcomes are counts, or have few values each."""
+    sites = sites_at(model, z, jax.random.key(0), args, kwargs)
+    return all(sites[name]["fn"].support.is_discrete for name in outcomes)
+
+
 def keep_totals(model: Callable, z: Params, outcomes: frozenset[str], args: tuple, kwargs: dict) -> bool:
     """Whether outcomes that are drawn are counts of categories, with the totals that the model was given."""
     sites = sites_at(model, z, jax.random.key(0), args, kwargs)

@@ -49,6 +49,7 @@ class Graph:
         `drawn` is that of the row given w.
     :ivar num_outcomes: how many values an outcome can have, where these are few; then it is the key's first word that
         says which of them the drawn one is.
+    :ivar is_discrete: whether outcomes that are drawn are counts, or have few values each.
     :ivar passes: how often a row is drawn over, see `SeparableModel.drawn_log_density`.
     :ivar is_to_check: whether numbers must tell that what is drawn has the law of which the density is: it is drawn by
         a sampler of the user's own, or several times over.
@@ -73,6 +74,7 @@ class Graph:
         self.output = found["density"]
         self.start, self.prior, self.given, self.drawn, self.weight, self.seen = map(found.get, _OTHER_OUTPUTS)
         self.num_outcomes: int | None = None
+        self.is_discrete = False
         self.passes, self.is_to_check = 1, False
 
     @property
@@ -436,6 +438,8 @@ def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool
             graph.drawn = None  # drawn and observed outcomes together are no draw of the model
     if graph.weight in graph.of_z:
         graph.weight = graph.drawn = None
+    if graph.drawn is not None:
+        graph.is_discrete = separated.has_discrete_outcomes(args, kwargs)
     return graph
 
 

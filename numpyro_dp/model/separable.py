@@ -41,6 +41,7 @@ from numpyro_dp.model.arguments import (
 from numpyro_dp.model.drawing import (
     CannotDrawError,
     are_all_seen,
+    are_discrete,
     draw_outcomes,
     few_outcomes,
     have_own_laws,
@@ -380,6 +381,10 @@ class SeparableModel:
     def draws_keep_totals(self, args: tuple, kwargs: dict) -> bool:
         """Whether a row's drawn outcome is of counts with the totals of what was observed."""
         return self.latents is None and self._look(keep_totals, args, kwargs)
+
+    def has_discrete_outcomes(self, args: tuple, kwargs: dict) -> bool:
+        """Whether all that is drawn of a row are counts, or has few values."""
+        return self._look(are_discrete, args, kwargs)
 
     def has_own_laws(self, args: tuple, kwargs: dict) -> bool:
         """Whether a row's outcomes are drawn by a sampler of the user's own."""

@@ -48,12 +48,12 @@ covariate): with a third, the frame was too narrow where their sum is known best
 
 def first_frame(
     survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, price: float, n: float
-) -> tuple[Frame, np.ndarray]:
+) -> tuple[Frame, NormalPrior]:
     """Around the start, as wide as the prior or as the rows' derivatives there allow, whatever is less.
 
     :param price: of the first bounds, in rho.
     :param n: number of rows.
-    :return: and `NormalPrior.of_frames`, the precision that all frames have beside the prior's.
+    :return: and the prior, with the precision that all frames have beside it, and with how steep rows are.
     """
     kinds, widths = survey.kinds, np.sqrt(np.diag(near.covariance))
     whole, counted = fund.left, survey.power * n
@@ -61,13 +61,16 @@ def first_frame(
     draws = fund.ask(scales=Wish(price, SCALE_GRID.num_counts, (len(kinds),)))["scales"]
     exceeding = min(max(_SPARSE * n, _TELLS * _noise(len(kinds), SCALE_GRID.num_counts, price)), _HALF * n)
     bounds = survey.scales(draws, frame, SCALE_GRID, LEAST_SCALE, exceeding, kinds)
+    found = bounds > 1.5 * LEAST_SCALE
+    steepest = np.where(found, bounds, 0) @ kinds
     shared = bounds / np.sqrt(kinds.sum(1))  # each has its share of rows
     narrowed = 1 / np.maximum(1, shared @ kinds * math.sqrt(counted) / 2)
     least, of_group = (factor * math.sqrt(survey.size / whole) for factor in (_RESOLVED, _GROUP_RESOLVED))
     if least > _MOST_RARE * n:
-        return frame._replace(whitening=within_reason(np.diag(widths * narrowed), prior)), np.zeros(survey.size)
+        frame = frame._replace(whitening=within_reason(np.diag(widths * narrowed), prior))
+        return frame, prior._replace(of_frames=np.zeros(survey.size), steepest=steepest / widths)
 
-    found, is_group = bounds > 1.5 * LEAST_SCALE, kinds.sum(1) > 1
+    is_group = kinds.sum(1) > 1
     draw = fund.ask(row_counts=Wish(_MET_SHARE * whole, 1, (survey.size,)))["row_counts"]
     met = survey.row_counts(draw, frame, np.where(found, _MET * bounds, LEAST_SCALE) @ kinds)
     unclipped = SCORE_ROOM * typical_norm(survey.size, counted)
@@ -77,7 +80,9 @@ def first_frame(
     of_rare = _rare(survey, fund, frame, few, met, _RARE_SHARE * whole, least, n, unclipped)
     too_wide = TYPICAL * (of_groups + of_rare) / unclipped  # so many times, if above 1
     narrowed = np.where(of_rare > 0, np.minimum(narrowed, 1 / np.maximum(too_wide, 1)), narrowed)
-    return frame._replace(whitening=within_reason(np.diag(widths * narrowed), prior)), (too_wide / widths) ** 2
+    steepest = np.where(of_rare > 0, of_rare, steepest) / widths
+    frame = frame._replace(whitening=within_reason(np.diag(widths * narrowed), prior))
+    return frame, prior._replace(of_frames=(too_wide / widths) ** 2, steepest=steepest)
 
 
 def _rare(

@@ -44,11 +44,14 @@ class NormalPrior(NamedTuple):
     """A rough normal law of phi, from prior draws; it guides the search and enters no posterior.
 
     :ivar of_frames: precision that frames have beside it, of each coordinate: see `numpyro_dp.preparation.first_frame`.
+    :ivar steepest: derivative of a row's log density by each coordinate that few rows exceed, where the search began;
+        0 where nobody knows.
     """
 
     mean: np.ndarray
     covariance: np.ndarray
     of_frames: np.ndarray | float = 0.0
+    steepest: np.ndarray | float = 0.0
 
     def in_frame(self, frame: Frame) -> tuple[np.ndarray, np.ndarray]:
         """Slope of its log density at the frame's centre, and its precision, in the frame's coordinates."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpyro_dp.preparation.frames import SCORE_ROOM, Frame, NormalPrior, typical_norm, within_reason
 from numpyro_dp.preparation.fund import Fund, Wish
 from numpyro_dp.preparation.long_rows import LONG_ROWS_SHARE, LongRows, count_long_rows
-from numpyro_dp.preparation.rates import rates_of, steps_for, stretch
+from numpyro_dp.preparation.rates import rates_of, steps_for, stretch, uneven_along
 from numpyro_dp.preparation.search import Found, noise_edge
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.survey import LAST_BOUND_GRID, Bounds, Derivatives, Survey
@@ -262,7 +262,8 @@ def last_releases(
     :param found: where the search has ended.
     :param rho: for all of it.
     """
-    m, prior = survey.size, prior._replace(of_frames=found.of_frames)
+    m, prior = survey.size, prior._replace(of_frames=found.of_frames, steepest=found.steepest)
+    at_first, uneven = prior, uneven_along(survey, found.frame, prior, found.num_rows)
     n, frame = found.num_rows, found.frame
     counted = survey.power * n
     # An outcome with few values has a derivative about as large at any place. If what few rows say is hidden in a frame
@@ -283,8 +284,8 @@ def last_releases(
         bounds, price = last_bounds(survey, frame, prior, n, price, fund, found.room, misfit)
         bounds = bounds._replace(score=max(float(bounds.score), max(least, long_rows.bound) * typical_norm(m, counted)))
         share = information_share(bounds, m, n / survey.power, price)
-        steps = steps_for(survey, frame, found.of_frames, n)
-        draw = fund.ask(last_release=Wish(price, 1, (survey.derivative_numbers(steps.shape[1]),)))["last_release"]
+        steps = steps_for(survey, frame, at_first, n, uneven)
+        draw = fund.ask(last_release=Wish(price, 1, (survey.derivative_numbers(steps.usual.size),)))["last_release"]
         derivatives = survey.derivatives(draw, frame, bounds, share, n, steps)
         stages.append(released(frame, bounds, derivatives, misfit or 1.0))
         # What tighter bounds have taken of surprising rows is missing from earlier releases.

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_dp.preparation.first_frame import TYPICAL
-from numpyro_dp.preparation.frames import SCORE_ROOM, Frame, typical_norm
-from numpyro_dp.preparation.survey import Derivatives, Survey
+from numpyro_dp.preparation.frames import SCORE_ROOM, Frame, NormalPrior, typical_norm
+from numpyro_dp.preparation.survey import Derivatives, Steps, Survey
 
 _STEP = 2.0
 """Length of a step, in standard deviations."""
@@ -22,8 +22,12 @@ _CLEARLY_UNEVEN = 2.5
 """Standard deviations of noise above which a coordinate's bend is believed."""
 _MOST = 4.0
 """Rate over a step, at most: there the information falls by a factor of 50 on the way."""
-_USUAL = 1.5
-"""Standard deviation of rates over a step, before anything was released."""
+_USUAL, _OF_LISTED, _OF_COUNTS = 1.5, 1.5, 0.5
+"""Standard deviation of rates over a step, before anything was released: at most, and over the change of the steepest
+rows' log density on the way. A rate is about the value of a row's covariate. So is the derivative of its log density,
+at most, where it is of yes and no; steep rows of counts have a few times that."""
+_UNEVEN = 0.3
+"""Coordinates whose rates are hardly as large are not asked for: there a quadratic is right up to an eighth."""
 _UNSURE = 0.15
 """Rates over a step of which less is uncertain count as known, and as 0 if that may be."""
 _FAR = 1.0
@@ -47,25 +51,47 @@ class Rates(NamedTuple):
     steps: np.ndarray
 
 
-def steps_for(survey: Survey, frame: Frame, of_frames: np.ndarray | float, num_rows: float) -> np.ndarray:
-    """Steps of u along each of which one coordinate phi changes alone, for what `Survey.derivatives` asks of a frame.
+def uneven_along(survey: Survey, frame: Frame, prior: NormalPrior, num_rows: float) -> np.ndarray:
+    """Coordinates along which scores may answer unevenly within two standard deviations, as far as `prior` tells.
 
-    They are as long as two standard deviations where all others are known: of the posterior, not of a frame that is
-    narrower for the sake of few rows (`NormalPrior.of_frames`). But not so long that a typical one of these rows has a
-    log density that changes by more than about 1: there its score answers in no simple way.
-
-    :param of_frames: as `first_frame` has found it.
-    :return: as columns, shape (m, k): of all coordinates where outcomes are listed, else of none.
+    :param prior: as `first_frame` has it.
     """
-    m, counted = survey.size, survey.power * num_rows
-    if not survey.is_listed:
-        return np.zeros((m, 0))
-    of_frames = np.broadcast_to(np.asarray(of_frames, float), m)
-    inverse = np.linalg.inv(np.asarray(frame.whitening, float))
-    lengths = np.linalg.norm(inverse, axis=0)
+    ways = _ways(survey, frame, prior, num_rows)
+    return np.flatnonzero(survey.is_discrete & (_usual(survey, prior, ways) > _UNEVEN))
+
+
+def steps_for(survey: Survey, frame: Frame, prior: NormalPrior, num_rows: float, which: np.ndarray) -> Steps:
+    """Steps along each of which one coordinate phi changes alone, for what `Survey.derivatives` asks of a frame.
+
+    :param prior: as `first_frame` has it.
+    :param which: coordinates, shape (k,).
+    """
+    ways = _ways(survey, frame, prior, num_rows)
+    ahead = np.linalg.inv(np.asarray(frame.whitening, float)) * ways
+    return Steps(which, ahead[:, which], _usual(survey, prior, ways)[which])
+
+
+def _ways(survey: Survey, frame: Frame, prior: NormalPrior, num_rows: float) -> np.ndarray:
+    """How far along each coordinate, shape (m,).
+
+    Two standard deviations where all others are known: of the posterior, not of a frame that is narrower for the sake
+    of few rows (`NormalPrior.of_frames`). But not so far that a typical one of these rows has a log density that
+    changes by more than about 1: there its score answers in no simple way.
+    """
+    m = survey.size
+    of_frames = np.broadcast_to(np.asarray(prior.of_frames, float), m)
+    lengths = np.linalg.norm(np.linalg.inv(np.asarray(frame.whitening, float)), axis=0)
     narrowed = of_frames / lengths**2
-    longest = TYPICAL / (SCORE_ROOM * typical_norm(m, counted)) / np.sqrt(np.where(of_frames > 0, of_frames, 1e-30))
-    return inverse * np.minimum(_STEP / (lengths * np.sqrt(np.maximum(1 - narrowed, _LEAST_LEFT))), longest)
+    bound = SCORE_ROOM * typical_norm(m, survey.power * num_rows)
+    longest = TYPICAL / bound / np.sqrt(np.where(of_frames > 0, of_frames, 1e-30))
+    return np.minimum(_STEP / (lengths * np.sqrt(np.maximum(1 - narrowed, _LEAST_LEFT))), longest)
+
+
+def _usual(survey: Survey, prior: NormalPrior, ways: np.ndarray) -> np.ndarray:
+    """Standard deviation of rates over such ways, before anything is released, shape (m,)."""
+    steepest = np.broadcast_to(np.asarray(prior.steepest, float), len(ways))
+    share = _OF_LISTED if survey.is_listed else _OF_COUNTS
+    return np.where(steepest > 0, np.minimum(share * steepest * ways, _USUAL), _USUAL)
 
 
 def rates_of(here: tuple[Frame, Derivatives], others: Sequence[tuple[Frame, Derivatives]]) -> Rates | None:
@@ -76,25 +102,27 @@ def rates_of(here: tuple[Frame, Derivatives], others: Sequence[tuple[Frame, Deri
     """
     if not here[1].bends.size:
         return None
-    weights, told, bends, steps = np.zeros((4, len(here[1].score)))
+    weights, told, bends, steps, usual = np.zeros((5, len(here[1].score)))
     for frame, found in (here, *others):
-        whitening = np.asarray(frame.whitening, float)
-        ways = whitening @ found.steps
-        which = np.argmax(np.abs(ways) / np.linalg.norm(whitening, axis=1)[:, None], 0)
-        way = np.abs(ways[which, np.arange(len(which))])
-        squares = np.sum(found.steps**2, 0) / way**2  # from unit steps of u to those of phi
+        which, ahead = found.steps.coordinates, found.steps.ahead
+        if not which.size:
+            continue
+        way = np.einsum("km,mk->k", np.asarray(frame.whitening, float)[which], ahead)
+        squares = np.sum(ahead**2, 0) / way**2  # from unit steps of u to those of phi
         is_near = np.abs(np.asarray(frame.center) - np.asarray(here[0].center))[which] <= _FAR * way
         weight = is_near * (max(found.bends_scale, _LEAST_NOISE) * squares) ** -2
         weights[which] += weight
-        told[which] += weight * np.einsum("ik,ij,jk->k", found.steps, found.information, found.steps) / way**2
+        told[which] += weight * np.einsum("ik,ij,jk->k", ahead, found.information, ahead) / way**2
         bends[which] += weight * found.bends * squares
         steps[which] += weight * way
+        usual[which] += weight * found.steps.usual
     asked = weights > 0
     weights = np.where(asked, weights, 1.0)
     noise, told, bends, steps = weights**-0.5, told / weights, bends / weights, np.where(asked, steps / weights, 1.0)
+    usual = np.where(asked, usual / weights, _USUAL)
     values = np.clip(-bends / np.maximum(told, noise), -_MOST, _MOST)
     precision = (np.maximum(told, noise) / noise) ** 2 / (1 + values**2)
-    scales = (precision + _USUAL**-2) ** -0.5
+    scales = (precision + usual**-2) ** -0.5
     is_unsure = asked & (scales > _UNSURE)
     is_clear = asked & (np.abs(bends) > _CLEARLY_UNEVEN * noise)
     values = np.where(is_unsure | is_clear, precision * scales**2 * values, 0)

@@ -21,6 +21,9 @@ CENTRE_STEPS = 3
 off, three .7."""
 _FAR = 3.0
 """A gradient so many times as long as the longest of the outcomes that the model draws for its row is outlying."""
+_INWARD = 0.5**0.5
+"""Of a step, where the information is compared: ``x d(x)`` is the integral of ``d`` from 0 to 1, if that is odd and
+cubic."""
 FEW = 0.45
 """Where the model expects more often than this that a row is longer than some edge, that is due to its covariates: it
 adds nothing to the count of long rows beyond that edge."""
@@ -174,7 +177,7 @@ def centred_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number:
     _, of_law, drawn = _drawn_gradients(cut, frame, row, _words(number))
     own = row_gradient(cut, frame, row)
     moved, lost = _recentred(drawn, bound)
-    factors = jnp.minimum(1, bound / jnp.maximum(_norms(moved), jnp.finfo(moved.dtype).tiny))
+    factors = _factors(moved, bound)
     # The row among the draws: if the model holds, each of them is as likely to be clipped.
     is_finite = jnp.all(jnp.isfinite(own))
     together, _ = _recentred(jnp.concatenate([jnp.where(is_finite, own, 0)[None], drawn]), bound)
@@ -263,21 +266,38 @@ def _shift_and_factors(gradients: jax.Array, chances: jax.Array, bound: jax.Arra
     for _ in range(2 * CENTRE_STEPS):
         moved = gradients + shift
         shift = chances @ (moved - jax.vmap(lambda x: clip_norm(x, bound))(moved))
-    return shift, jnp.minimum(1, bound / jnp.maximum(_norms(gradients + shift), jnp.finfo(gradients.dtype).tiny))
+    return shift, _factors(gradients + shift, bound)
 
 
-def row_bends(cut: Cut, frame: Frame, bound: jax.Array, steps: jax.Array, row: tuple) -> jax.Array:
+def _factors(vectors: jax.Array, bound: jax.Array) -> jax.Array:
+    """By what the clip shortens each of `vectors` (k, m), shape (k,)."""
+    return jnp.minimum(1, bound / jnp.maximum(_norms(vectors), jnp.finfo(vectors.dtype).tiny))
+
+
+def row_bends(cut: Cut, frame: Frame, bound: jax.Array, steps: jax.Array, row: tuple, number: jax.Array) -> jax.Array:
     """How unevenly a row's clipped score answers along each of `steps`: what one ahead and one back add up to, (k,).
 
     At a distance of u along a step of length l, the model expects a clipped score of ``r(u)`` along it, which is 0 at
     0. If that were linear, as a quadratic log likelihood has it, ``(r(l) + r(-l)) / l`` would be 0. Along the
     coefficient of a few rows that nearly all have the same outcome it is not, but flattens out.
 
-    Only where the outcome can have few values: each counts by its probability, at both places.
+    Where the outcome can have few values, each counts by its probability, at both places. Of drawn outcomes, ``r(u)``
+    is the integral of the information on the way, ``s g g'`` of outcomes that are drawn there: by a rule with one point
+    on each side, which is exact if the difference of both sides is a cubic of the distance.
 
     :param steps: in u, as columns.
+    :param number: the position of the row.
     """
-    assert cut.num_outcomes is not None
+    squares = jnp.sum(steps**2, 0)
+    if cut.num_outcomes is None:
+        words = _words(number)
+
+        def told_at(step: jax.Array, part: float) -> jax.Array:
+            away = frame._replace(center=frame.at(part * step))
+            _, of_law, drawn = _drawn_gradients(cut, away, row, words)
+            return jnp.mean(_factors(_recentred(drawn, bound)[0], bound) * (drawn @ step) * (of_law @ step))
+
+        return _INWARD * jax.vmap(lambda step: told_at(step, _INWARD) - told_at(step, -_INWARD))(steps.T) / squares
     assert cut.drawn_log_density is not None
     density, words = cut.drawn_log_density, _words_of_outcomes(cut.num_outcomes)
     _, gradients, chances = _outcomes(cut, frame, row)
@@ -288,7 +308,7 @@ def row_bends(cut: Cut, frame: Frame, bound: jax.Array, steps: jax.Array, row: t
         return _chances(jax.vmap(lambda word: density(frame.at(u), row, word))(words))
 
     ahead, back = jax.vmap(chances_at)(steps.T), jax.vmap(chances_at)(-steps.T)
-    return jnp.sum((ahead + back - 2 * chances) * clipped.T, 1) / jnp.sum(steps**2, 0)
+    return jnp.sum((ahead + back - 2 * chances) * clipped.T, 1) / squares
 
 
 def _words_of_outcomes(number: int) -> jax.Array:

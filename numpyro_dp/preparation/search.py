@@ -26,7 +26,6 @@ from numpyro_dp.preparation.first_frame import SPARSE_PRICE, SPARSE_SHARE, first
 from numpyro_dp.preparation.frames import SCORE_ROOM, Frame, NormalPrior, typical_norm, within_reason
 from numpyro_dp.preparation.fund import Fund, Wish
 from numpyro_dp.preparation.long_rows import EDGES, LONG_ROWS_SHARE, LongRows, count_long_rows
-from numpyro_dp.preparation.rates import steps_for
 from numpyro_dp.preparation.survey import BOUND_GRID, Bounds, Derivatives, Survey
 from numpyro_dp.privacy.draws import Draw
 
@@ -158,7 +157,7 @@ class Found(NamedTuple):
     :ivar rounds: what was released on the way.
     :ivar num_rows: n; with noise where it is private.
     :ivar room: of clip bounds, over those of normal covariates, where a few rows say nearly all.
-    :ivar of_frames: of the prior, see `NormalPrior`.
+    :ivar of_frames, steepest: of the prior, see `NormalPrior`.
     :ivar long_rows: whether rows are longer than the model expects.
     """
 
@@ -168,6 +167,7 @@ class Found(NamedTuple):
     room: float = 1.0
     of_frames: np.ndarray | float = 0.0
     long_rows: LongRows = LongRows()
+    steepest: np.ndarray | float = 0.0
 
     @property
     def near(self) -> list[Round]:
@@ -223,8 +223,8 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
     factor = min(allowed / cheapest, max(1.0, min(RICH, RICH_SHARE * rho / cheapest)))
     prices = _Prices(*(factor * price for price in (bounds, derivatives, line)))
     of_scales = max(factor * scales, min(SPARSE_PRICE * scales, SPARSE_SHARE * rho))
-    frame, of_frames = first_frame(survey, prior, near, fund, of_scales, n)
-    prior = prior._replace(of_frames=of_frames)
+    frame, prior = first_frame(survey, prior, near, fund, of_scales, n)
+    start = Found(frame, [], n, of_frames=prior.of_frames, steepest=prior.steepest)
     rounds: list[Round] = []
     usable = None
     affordable = min(_RARE_ROOM, math.sqrt(_AFFORDABLE * n / survey.power * rho / m))
@@ -247,7 +247,7 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
         usable = frame if here.is_usable else usable
         if here.is_enough:
             if before is not None:
-                return Found(frame, rounds, n, affordable, of_frames)
+                return start._replace(frame=frame, rounds=rounds, room=affordable)
             # Again where larger bounds have led. There a scale may have grown, by which the same rows look shorter: all
             # counts together decide whether there are such rows.
             had = long_rows.bound
@@ -265,12 +265,12 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
                 lost = _lost(survey, fund, here, prices.line, n)
             if lost < _MOST_LOST:
                 break
-            before = Found(frame, list(rounds), n, 1.0, of_frames)
+            before = start._replace(frame=frame, rounds=list(rounds))
             room = max(room, affordable)
             frame = frame._replace(whitening=np.asarray(here.frame.whitening) / math.sqrt(lost))
         worth = max(worth * here.worth, 1.0)
     # Where the budget does not carry the search on from there, nobody knows where it is.
-    return before or Found(frame if usable is None else usable, rounds, n, 1.0, of_frames, long_rows)
+    return before or start._replace(frame=frame if usable is None else usable, rounds=rounds, long_rows=long_rows)
 
 
 def _lost(survey: Survey, fund: Fund, here: Round, price: float, n: float) -> float:
@@ -297,7 +297,7 @@ def _round(
     room: float,
 ) -> Round:
     m = survey.size
-    bounds, found, usual = _release(survey, prior, fund, frame, prices, n, not rounds or rounds[-1].is_near, room)
+    bounds, found, usual = _release(survey, fund, frame, prices, n, not rounds or rounds[-1].is_near, room)
     edge = noise_edge(found.information_scale, m)
     step, distance, noise = _step(found, edge, prior, frame)
     length = 1.0
@@ -316,7 +316,6 @@ def _round(
 
 def _release(
     survey: Survey,
-    prior: NormalPrior,
     fund: Fund,
     frame: Frame,
     prices: _Prices,
@@ -331,8 +330,7 @@ def _release(
     """
     m = survey.size
     typical, usual = typical_norm(m, survey.power * n), 1.0
-    steps = steps_for(survey, frame, prior.of_frames, n)
-    wishes = {"derivatives": Wish(prices.derivatives, 1, (survey.derivative_numbers(steps.shape[1]),))}
+    wishes = {"derivatives": Wish(prices.derivatives, 1, (survey.derivative_numbers(),))}
     if survey.centres and is_settled:
         draws = fund.ask(**wishes)
         bounds = Bounds(room * SCORE_ROOM * typical, room * _INFORMATION_ROOM * typical**2)
@@ -350,7 +348,7 @@ def _release(
         if room > 1:
             score = max(score, room * SCORE_ROOM * typical)
         bounds = Bounds(score, information)
-    return bounds, survey.derivatives(draws["derivatives"], frame, bounds, 0.5, n, steps), usual
+    return bounds, survey.derivatives(draws["derivatives"], frame, bounds, 0.5, n), usual
 
 
 def _step(found: Derivatives, edge: float, prior: NormalPrior, frame: Frame) -> tuple[np.ndarray, float, float]:

@@ -70,6 +70,23 @@ class Bounds(NamedTuple):
     information: float | jax.Array
 
 
+class Steps(NamedTuple):
+    """Ways of k coordinates phi that change alone.
+
+    :ivar coordinates: which, shape (k,).
+    :ivar ahead: in u, as columns, shape (m, k).
+    :ivar usual: standard deviation of rates over each, before anything is released, shape (k,); see
+        `numpyro_dp.preparation.rates`.
+    """
+
+    coordinates: np.ndarray = np.zeros(0, int)
+    ahead: np.ndarray = np.zeros((0, 0))
+    usual: np.ndarray = np.zeros(0)
+
+
+NO_STEPS = Steps()
+
+
 class Derivatives(NamedTuple):
     """What was released about the log likelihood at the centre of a frame, in its coordinates; tempered.
 
@@ -79,7 +96,7 @@ class Derivatives(NamedTuple):
     :ivar information_scale: standard deviation of the noise in its diagonal; off the diagonal it is smaller by the
         square root of 2. Where noise was taken off (`without_apart`), that of a noise of the same largest eigenvalue.
     :ivar answer: by how much the score answers to the parameters, over the gradients' squares: see `row_fall`.
-    :ivar steps: in u, as columns, shape (m, k): along each one coordinate phi changes alone.
+    :ivar steps: that were asked for.
     :ivar bends: how unevenly the score answers along each (`row_bends`), per square of its length, shape (k,).
     :ivar bends_scale: standard deviation of the noise in them: the information's, before any was taken off.
     """
@@ -89,7 +106,7 @@ class Derivatives(NamedTuple):
     information: np.ndarray
     information_scale: float
     answer: float = 1.0
-    steps: np.ndarray = np.zeros((0, 0))
+    steps: Steps = NO_STEPS
     bends: np.ndarray = np.zeros(0)
     bends_scale: float = 0.0
 
@@ -218,11 +235,16 @@ class Survey:
         return self.centres and not self.is_open
 
     @property
+    def is_discrete(self) -> bool:
+        """Whether gradients are centred by outcomes that are counts, or have few values each."""
+        return self.centres and self.cut.is_discrete
+
+    @property
     def has_kinks(self) -> bool:
         """Whether only many rows together have curvature, and no model tells how much."""
         return not self.centres and not self._is_smooth
 
-    def derivative_numbers(self, num_steps: int) -> int:
+    def derivative_numbers(self, num_steps: int = 0) -> int:
         """How many numbers `derivatives` releases at once."""
         return self.size + (1 + self.has_kinks) * self.size * (self.size + 1) // 2 + num_steps
 
@@ -294,20 +316,21 @@ class Survey:
         bounds: Bounds,
         share: float,
         num_rows: float,
-        steps: np.ndarray,
+        steps: Steps = NO_STEPS,
     ) -> Derivatives:
         """Score and information at ``u = 0``, in one release of both; where rows have kinks, also `Derivatives.answer`.
 
         :param draw: for vectors of `derivative_numbers`.
         :param share: of the price of score and information that is for the information.
-        :param steps: of `Derivatives`.
+        :param steps: along which scores may answer unevenly.
         """
         m, typical = self.size, math.sqrt(self.size / (self.power * num_rows))
         of_fall = _FALL_SHARE if self.has_kinks else 0.0
         prices = (1 - of_fall) * (1 - share), (1 - of_fall) * share, of_fall
         limits = float(bounds.score), float(bounds.information), _FALL_ROOM * math.sqrt(m) * typical**2
         weights = [math.sqrt(price) for price in prices]
-        numbers = [jnp.asarray(x, self.dtype) for x in (*limits, *weights, _REACH / typical, steps)]
+        ahead = steps.ahead.reshape(m, -1)
+        numbers = [jnp.asarray(x, self.dtype) for x in (*limits, *weights, _REACH / typical, ahead)]
         released = self._derivatives(self._target, draw, self._cast(frame), *numbers)
         scale, known = self.power * float(released.scale), m + m * (m + 1) // 2
         parts = np.split(self.power * np.asarray(released.value, float), [m, known])
@@ -318,7 +341,7 @@ class Survey:
             fall = matrix_of(units[2] * parts[2], m)
             information, information_scale, answer = answered(information, information_scale, fall, units[2] * scale)
         left = without_apart(information, information_scale, np.asarray(frame.whitening, float), self.cut.apart)
-        bends = units[1] * parts[2][: steps.shape[1]]
+        bends = units[1] * parts[2][: steps.usual.size]
         return Derivatives(score, units[0] * scale, *left, answer, steps, bends, information_scale)
 
     def unclipped_trace(self, draw: Draw, frame: Frame, largest: float) -> float:
@@ -493,7 +516,7 @@ class Survey:
             found = scores(row)
             answers = vector_of(found.information)
             if steps.shape[1]:
-                bends = row_bends(self.cut, frame, bound, steps, row[:-1])
+                bends = row_bends(self.cut, frame, bound, steps, row[:-1], row[-1][0])
                 answers = jnp.concatenate([answers, bends])
             score = self._weighted(found, bound, answers, largest) * (score_weight / bound)
             information = clip_norm(answers, largest) * (information_weight / largest)
@@ -502,7 +525,7 @@ class Survey:
             fall = clip_norm(vector_of(row_fall(self.cut, frame, bound, row, reach)), steepest)
             return jnp.concatenate([score, information, fall * (fall_weight / steepest)])
 
-        width = self.size**2 + self.size * CENTRE_DRAWS
+        width = self.size**2 + self.size * CENTRE_DRAWS * (1 + 2 * steps.shape[1])
         return self._numbered(target).release_sum(draw, both, ROOM, width, may_loop=self.centres)
 
     def _sum_unclipped_trace(self, target, draw, frame, bound, largest) -> Released:

@@ -12,7 +12,7 @@ from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.preparation.frames import Frame
 from numpyro_dp.preparation.fund import RESERVE, Fund
 from numpyro_dp.preparation.last_release import misfit_of
-from numpyro_dp.preparation.survey import Derivatives, Fit, Survey
+from numpyro_dp.preparation.survey import NO_STEPS, Derivatives, Fit, Steps, Survey
 from numpyro_dp.privacy.accounting import gaussian_eps, noise_multiplier_for
 from numpyro_dp.privacy.ledger import Ledger, Plan, Releases, merged_stages
 from numpyro_dp.privacy.mechanisms import Gaussian
@@ -128,7 +128,7 @@ def of_derivatives(m=M, has_kinks=False, num_steps=0, **noise):
 
 
 INVERSE = np.linalg.inv(FRAME.whitening)
-NO_STEPS, STEPS = np.zeros((M, 0)), 2 * INVERSE / np.linalg.norm(INVERSE, axis=0)
+STEPS = Steps(np.arange(M), 2 * INVERSE / np.linalg.norm(INVERSE, axis=0), np.ones(M))
 
 
 def searches(counts, k=1, multiplier=MULTIPLIER, hi=0, lo=0):
@@ -154,7 +154,7 @@ class Parabola:
         self.size, self.power, self.centres = len(self.place), power, centres
         self.kinds = np.eye(self.size, dtype=bool)
         self.is_open, self.misfit, self.is_weighted = misfit is not None, misfit or 0.0, False
-        self.has_kinks, self.is_listed = False, False
+        self.has_kinks, self.is_listed, self.is_discrete = False, False, False
         self.asked: list[str] = []
         self._rng = np.random.default_rng(seed)
 
@@ -162,7 +162,7 @@ class Parabola:
         away = np.asarray(phi) - self.place
         return -np.einsum("...i,ij,...j", away, self.precision, away) / 2
 
-    def derivative_numbers(self, num_steps):
+    def derivative_numbers(self, num_steps=0):
         return self.size + self.size * (self.size + 1) // 2 + num_steps
 
     def exact(self, frame):
@@ -198,7 +198,7 @@ class Parabola:
             [math.sqrt(np.trace(information) / self.n + score @ score / self.n**2), np.trace(information) / self.n]
         )
 
-    def derivatives(self, draw, frame, bounds, share, num_rows, steps):
+    def derivatives(self, draw, frame, bounds, share, num_rows, steps=NO_STEPS):
         self.asked.append("derivatives")
         score, information = self.exact(frame)
         multiple = bounds.score / math.sqrt(self.size / (self.power * self.n))

@@ -27,7 +27,8 @@ def start_of(X, rho=0.05, n=N, apart=None, price=PRICE):
     y = np.random.default_rng(0).normal(size=len(X))
     fund = fund_of(rho)
     survey = survey_of((X, y), linear, power=1.0, can_draw=False, apart=apart, ledger=fund._ledger)
-    return *first_frame(survey, WIDE, WIDE, fund, price, n), fund
+    frame, prior = first_frame(survey, WIDE, WIDE, fund, price, n)
+    return frame, prior, fund
 
 
 def with_a_flag(share, n=N):
@@ -37,32 +38,32 @@ def with_a_flag(share, n=N):
 
 @pytest.mark.parametrize("share", [0.02, 0.1])
 def test_what_few_rows_tell_is_not_clipped(share):
-    frame, of_frames, fund = start_of(with_a_flag(share))
-    assert of_frames[0] == of_frames[1] == 0
+    frame, prior, fund = start_of(with_a_flag(share))
+    assert prior.of_frames[0] == prior.of_frames[1] == 0
     # In the widest frame a typical row of the few, whose derivative by phi is 1, is a few times as long as the bound.
-    widest = of_frames[2] ** -0.5
+    widest = prior.of_frames[2] ** -0.5
     assert np.diag(frame.whitening)[2] <= widest * (1 + 1e-9)
     assert 1 < widest / (SCORE_ROOM * typical_norm(M, N)) < 6
     assert "rare scales" in spent_by(fund)
 
 
 def test_who_has_no_rare_covariate_pays_for_no_search():
-    frame, of_frames, fund = start_of(with_a_flag(0.5))
-    assert not of_frames.any()
+    frame, prior, fund = start_of(with_a_flag(0.5))
+    assert not prior.of_frames.any()
     assert "rare scales" not in spent_by(fund)
     assert np.diag(frame.whitening).max() < 0.1
 
 
 def test_so_few_that_nobody_could_tell_are_left_alone():
-    frame, of_frames, _ = start_of(with_a_flag(0.0005))
-    assert not of_frames.any()
+    frame, prior, _ = start_of(with_a_flag(0.0005))
+    assert not prior.of_frames.any()
     assert np.diag(frame.whitening)[2] == 10
 
 
 def test_a_small_budget_asks_for_scales_only():
     X = with_a_flag(0.1)
-    frame, of_frames, fund = start_of(X, rho=1e-5, price=1e-6)
-    assert not of_frames.any()
+    frame, prior, fund = start_of(X, rho=1e-5, price=1e-6)
+    assert not prior.of_frames.any()
     assert not {"row counts", "rare scales"} & set(spent_by(fund))
     assert np.isfinite(frame.whitening).all()
 
@@ -71,9 +72,9 @@ def test_groups_are_as_narrow_as_their_rows_say_unless_they_have_next_to_none():
     """The bound is that of all groups' rows, of whatever size a group is. Large ones need none."""
     sizes = np.array([0.87, 0.1299, 0.0001])
     X = np.eye(M)[np.repeat(np.arange(M), np.round(sizes * N).astype(int))]
-    frame, of_frames, fund = start_of(X, apart=~np.eye(M, dtype=bool))
-    assert of_frames[0] == of_frames[2] == 0
-    assert 1 < of_frames[1] ** -0.5 / (SCORE_ROOM * typical_norm(M, N)) < 6
+    frame, prior, fund = start_of(X, apart=~np.eye(M, dtype=bool))
+    assert prior.of_frames[0] == prior.of_frames[2] == 0
+    assert 1 < prior.of_frames[1] ** -0.5 / (SCORE_ROOM * typical_norm(M, N)) < 6
     assert "rare scales" not in spent_by(fund)
     assert np.all(np.diag(frame.whitening) > 0)
 
@@ -87,7 +88,7 @@ def test_noise_is_hardly_ever_taken_for_rows_whose_derivatives_are_large(monkeyp
     survey = survey_of((np.zeros((n, M)), np.zeros(n)), ledger=fund._ledger)
     found = [first_frame(survey, start, start, fund, price, n) for _ in range(times)]
     assert np.all(np.array([np.diag(frame.whitening) for frame, _ in found]) == 1)
-    assert not np.any([of_frames for _, of_frames in found])
+    assert not np.any([prior.of_frames for _, prior in found])
 
 
 def test_a_frame_is_as_wide_as_the_posterior_without_what_was_added():
@@ -120,7 +121,7 @@ def test_a_flag_of_one_row_in_twenty_is_told(keeps, monkeypatch):
     14 to 20 times the exact one."""
     if not keeps:
         monkeypatch.setattr(
-            numpyro_dp.preparation.search, "first_frame", lambda *args: (first_frame(*args)[0], np.zeros(5))
+            numpyro_dp.preparation.search, "first_frame", lambda *args: (first_frame(*args)[0], args[1])
         )
     n, rng = 10_000, np.random.default_rng(0)
     flags = (rng.random((n, 2)) < [0.5, 0.05]).astype(float)

@@ -88,6 +88,7 @@ FEW = [(logistic, 2), (ordinal, 4), (masked, 2), (scaled, 2)]
 def test_outcomes_are_enumerated_where_they_can_have_few_values(model, expected):
     cut = cut_of(model, X, Y)
     assert cut.num_outcomes == expected
+    assert cut.is_discrete
     assert cut.drawn_log_density is not None
 
 
@@ -163,13 +164,36 @@ def test_information_and_bends_say_how_clipped_scores_answer(model, bound, x64):
         ahead, back = (jnp.stack([mean_score(sign * step) for step in steps.T]) for sign in (1, -1))
         uneven = jnp.sum((ahead + back - 2 * mean_score(jnp.zeros(3))) * steps.T, 1) / jnp.sum(steps**2, 0)
         slope = jax.jacfwd(mean_score)(jnp.zeros(3))
-        return found, slope, row_bends(cut, frame, limit, jnp.asarray(steps), row), uneven
+        return found, slope, row_bends(cut, frame, limit, jnp.asarray(steps), row, jnp.array(0)), uneven
 
     information, slope, bends, uneven = (np.asarray(part) for part in jax.vmap(of_row)(x))
     largest = np.abs(slope).max()
     np.testing.assert_allclose(information, (slope + slope.swapaxes(1, 2)) / 2, atol=2e-2 * largest)
     np.testing.assert_allclose(bends, uneven, rtol=1e-6, atol=1e-9 * largest)
     assert np.abs(bends.sum(0)).max() > 0.02 * np.trace(slope.sum(0))  # there is something to see
+
+
+def test_bends_of_drawn_counts_are_those_of_their_mean_scores(x64):
+    """Of a Poisson law without a clip: the mean score at a distance of v along a coordinate with the covariate x is
+    ``mu x (exp(x v) - 1)``."""
+    x, repeats = X[:50].astype(float), 200
+    cut = cut_of(poisson, X.astype(float), Y)
+    center, whitening = np.array([0.3, 0.4, -0.3]), np.array([[0.3, 0.0, 0.0], [0.1, 0.2, 0.0], [0.0, -0.1, 0.25]])
+    steps = np.linalg.inv(whitening) * [0.8, 0.4, 0.3]
+
+    def of_row(x, number):
+        row = (x[None], jnp.array([1], jnp.int32))
+        return row_bends(cut, Frame(center, whitening), jnp.asarray(1e6), jnp.asarray(steps), row, number)
+
+    found = jax.jit(jax.vmap(lambda numbers: jax.vmap(of_row)(x, numbers).sum(0)))(
+        jnp.arange(repeats * 50).reshape(repeats, 50)
+    )
+    along = x * [0.8, 0.4, 0.3]
+    expected = np.exp(x @ center) @ (along * 2 * (np.cosh(along) - 1)) / np.sum(steps**2, 0)
+    error = np.std(found, 0) / np.sqrt(repeats)
+    # The rule's own error is 1% where a step changes the mean by a factor of 7.
+    assert np.all(np.abs(np.mean(found, 0) - expected) < 5 * error + 0.01 * np.abs(expected))
+    assert np.all(np.abs(expected) > 5 * error)  # the sign, too
 
 
 @pytest.mark.statistical

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
-from numpyro_dp.preparation.frames import Frame
+from numpyro_dp.preparation.frames import Frame, NormalPrior
 from numpyro_dp.preparation.last_release import LastRelease, combine
-from numpyro_dp.preparation.rates import _UNSURE, _USUAL, Rates, rates_of, steps_for, stretch
+from numpyro_dp.preparation.rates import _UNSURE, _USUAL, Rates, rates_of, steps_for, stretch, uneven_along
 from numpyro_dp.preparation.surrogate import Surrogate
-from numpyro_dp.preparation.survey import Bounds, Derivatives
+from numpyro_dp.preparation.survey import Bounds, Derivatives, Steps
 from numpyro_dp.preparation.verdict import _beyond_quadratic
 
 M = 3
@@ -18,46 +18,63 @@ PLACE = np.array([2.0, -1.0, 30.0])
 WIDTHS = np.array([0.5, 0.2, 0.01])
 
 
-def released(rates, center=PLACE, noise=1e-4, rng=None, widths=WIDTHS):
+def released(rates, center=PLACE, noise=1e-4, rng=None, widths=WIDTHS, usual=_USUAL):
     """What rows say whose information, in units of `WIDTHS`, is 1 at `PLACE`, and falls by `rates` along each phi."""
     frame = Frame(center, np.diag(widths))
-    steps = np.diag(np.full(M, 2.0))
+    steps = Steps(np.arange(M), np.diag(np.full(M, 2.0)), np.full(M, usual))
     information = np.exp(-rates * (center - PLACE)) * (widths / WIDTHS) ** 2
-    along = rates * widths * np.diag(steps)  # over a step
+    along = rates * widths * np.diag(steps.ahead)  # over a step
     draws = np.zeros((2, M)) if rng is None else noise * rng.standard_normal((2, M))
     found = Derivatives(np.zeros(M), 0.1, np.diag(information + draws[0]), noise)
     return frame, found._replace(bends=-information * along + draws[1], bends_scale=noise, steps=steps)
 
 
-class Listed:
+class Discrete:
     """As much of a survey as says which steps to ask for."""
 
-    size, power, centres, is_listed = M, 1.0, True, True
+    size, power, is_discrete, is_listed = M, 1.0, True, True
 
 
-class Drawn(Listed):
-    is_listed = False
+def prior(of_frames=0.0, steepest=0.0):
+    return NormalPrior(np.zeros(M), np.eye(M), np.asarray(of_frames), np.asarray(steepest))
+
+
+def steps_in(frame, of_frames, n):
+    return steps_for(Discrete(), frame, prior(of_frames), n, np.arange(M)).ahead
 
 
 def test_steps_are_those_of_one_coordinate_alone_as_wide_as_the_posterior():
     whitening = np.array([[0.3, 0.1, 0.0], [0.1, 0.2, 0.0], [0.0, -0.1, 0.25]])
-    steps = steps_for(Listed(), Frame(np.zeros(M), whitening), 0.0, 1000)
+    steps = steps_in(Frame(np.zeros(M), whitening), 0.0, 1000)
     np.testing.assert_allclose(whitening @ steps, np.diag(np.diag(whitening @ steps)), atol=1e-12)
     np.testing.assert_allclose(np.linalg.norm(steps, axis=0), 2)
     # A frame that is four times as narrow along one coordinate, for the sake of few rows.
     added = np.array([0.0, 15.0, 0.0]) * np.diag(np.linalg.inv(whitening @ whitening.T))
     values, vectors = np.linalg.eigh(np.eye(M) + whitening.T @ np.diag(added) @ whitening)
     narrow = Frame(np.zeros(M), whitening @ (vectors / np.sqrt(values)))
-    wide = steps_for(Listed(), narrow, added, 100_000)
+    wide = steps_in(narrow, added, 100_000)
     np.testing.assert_allclose(np.diag(narrow.whitening @ wide), np.diag(whitening @ steps))
     # Not so far that a typical one of these rows says something else: with more rows, it says more.
-    short = steps_for(Listed(), narrow, added, 1000)
+    short = steps_in(narrow, added, 1000)
     assert 0 < (narrow.whitening @ short)[1, 1] < 0.5 * (whitening @ steps)[1, 1]
     np.testing.assert_allclose(short[:, [0, 2]], wide[:, [0, 2]])
 
 
-def test_where_outcomes_are_drawn_nothing_is_asked():
-    assert steps_for(Drawn(), Frame(np.zeros(M), np.eye(M)), 0.0, 1000).shape == (M, 0)
+def test_scores_may_be_uneven_where_rows_say_something_else_within_two_standard_deviations():
+    """A rate of a logistic law is a covariate's value, and twice that of the steepest row's derivative."""
+    survey, frame = Discrete(), Frame(np.zeros(M), np.diag([0.05, 0.5, 3.0]))
+    steep, flat = prior(steepest=[0.5, 0.5, 0.5]), prior(steepest=[1e-3, 1e-3, 1.0])
+    np.testing.assert_array_equal(uneven_along(survey, frame, steep, 1000), [1, 2])
+    steps = steps_for(survey, frame, steep, 1000, np.array([1, 2]))
+    np.testing.assert_allclose(steps.usual, [0.75, _USUAL])
+    np.testing.assert_array_equal(steps.coordinates, [1, 2])
+    np.testing.assert_allclose(frame.whitening @ steps.ahead, [[0, 0], [1, 0], [0, 6]])
+    np.testing.assert_array_equal(uneven_along(survey, frame, flat, 1000), [2])
+    np.testing.assert_array_equal(uneven_along(survey, frame, prior(), 1000), [0, 1, 2])  # nobody knows
+    survey.is_listed = False
+    np.testing.assert_array_equal(uneven_along(survey, frame, steep, 1000), [2])  # steep rows of counts are steeper
+    survey.is_discrete = False
+    assert uneven_along(survey, frame, steep, 1000).size == 0
 
 
 def test_a_rate_is_found_and_that_of_others_is_0():
@@ -67,8 +84,9 @@ def test_a_rate_is_found_and_that_of_others_is_0():
     np.testing.assert_allclose(found.values, rates * 2 * WIDTHS, rtol=1e-3, atol=1e-12)
     assert not found.scales.any()
     frame, other = released(rates)
-    assert rates_of((frame, other._replace(steps=np.zeros((M, 0)), bends=np.zeros(0))), []) is None
-    some = rates_of((frame, other._replace(steps=other.steps[:, 2:], bends=other.bends[2:])), [])
+    assert rates_of((frame, other._replace(steps=Steps(), bends=np.zeros(0))), []) is None
+    last = Steps(*(part[..., 2:] for part in other.steps))
+    some = rates_of((frame, other._replace(steps=last, bends=other.bends[2:])), [])
     np.testing.assert_allclose(some.values, [0, 0, found.values[2]])
     np.testing.assert_array_equal(some.scales[:2], 0)
 
@@ -80,6 +98,9 @@ def test_what_noise_may_have_made_is_not_a_rate_but_may_be_one():
     hidden = rates_of(released(np.array([1.5, 0.0, 0.0]), noise=1e6), [])
     np.testing.assert_allclose(hidden.values, 0, atol=1e-5)
     np.testing.assert_allclose(hidden.scales, (1 + _USUAL**-2) ** -0.5)
+    expected = rates_of(released(np.array([1.5, 0.0, 0.0]), noise=0.9, usual=0.5), [])
+    assert 0 < expected.values[0] < 0.5 * found.values[0]
+    assert np.all(expected.scales < 0.5)
     known = rates_of(released(np.array([0.2, 0.0, 0.0]), noise=0.14), [])  # as clear as no rate is
     assert not np.any(known.values)
     assert not np.any(known.scales)
@@ -195,7 +216,8 @@ def test_posteriors_are_calibrated_whether_or_not_noise_hides_the_rate(noise, x6
         information = np.array([[max(1 + noise * rng.normal(), 0.0)]])
         bends = np.array([-4 * np.sinh(x / 2) ** 2 / x + noise * rng.normal()])
         found = Derivatives(score, S**0.5, information, noise)
-        found = found._replace(bends=bends, bends_scale=noise, steps=np.array([[2.0]]))
+        steps = Steps(np.zeros(1, int), np.array([[2.0]]), np.ones(1))
+        found = found._replace(bends=bends, bends_scale=noise, steps=steps)
         s = Surrogate(frame, score, np.array([[S]]), information, noise, rates=rates_of((frame, found), []))
         ranks.append([rank(s, u), rank(s._replace(rates=None), u)])
     inside = np.mean(np.abs(np.array(ranks) - 0.5) < 0.45, 0)

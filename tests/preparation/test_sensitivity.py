@@ -26,6 +26,7 @@ from numpyro_dp.preparation.survey import (
     BOUND_GRID,
     CURVE_GRID,
     LAST_BOUND_GRID,
+    NO_STEPS,
     SCALE_GRID,
     Bounds,
     Survey,
@@ -35,7 +36,6 @@ from numpyro_dp.privacy.release import Grid, Released, Vault
 from tests.helpers.surveys import (
     FRAME,
     MULTIPLIER,
-    NO_STEPS,
     STEPS,
     M,
     cut_of,
@@ -125,8 +125,8 @@ def ask_everything(survey, bounds, up):
     survey.bounds(led(BOUND_GRID, 2), FRAME, np.array([2.0**-30, 2.0**-26]), 2.0)
     least, most = np.array([2.0**-9, 2.0**-6]), np.array([1.0, 2.0])
     survey.bounds(led(LAST_BOUND_GRID, 2), FRAME, least, most, LAST_BOUND_GRID)
-    steps = STEPS if survey.is_listed else NO_STEPS
-    of_both = of_derivatives(has_kinks=survey.has_kinks, num_steps=steps.shape[1])
+    steps = STEPS if survey.centres else NO_STEPS
+    of_both = of_derivatives(has_kinks=survey.has_kinks, num_steps=steps.usual.size)
     found = survey.derivatives(of_both, FRAME, Bounds(*bounds), SHARE, 300, steps)
     gains, gains_scale = survey.gains(draw(len(ENDS)), FRAME.center, ENDS, bounds[0] * LINE)
     for least in bounds if survey.centres else ():
@@ -322,7 +322,7 @@ def test_a_row_has_the_norm_that_is_claimed(density, relation, smooth, by_row):
         return norms(values).max() / largest
 
     derivatives = target.program(survey._sum_derivatives)
-    steps = jnp.asarray(STEPS if survey.is_listed else NO_STEPS, survey.dtype)
+    steps = jnp.asarray(STEPS.ahead[:, : M if survey.centres else 0], survey.dtype)
     for bound, largest in ((1e-6, 1e-6), (0.3, 1e-3), (0.3, 10.0), (0.3, 1e4), (1e3, 1e6)):
         for share in SHARES:
             of_fall = 0.2 if survey.has_kinks else 0.0  # whose bound a row reaches on both sides
@@ -383,7 +383,7 @@ def test_a_row_has_the_norm_that_is_claimed_however_often_it_says_that_it_counts
     derivatives, long_rows, fit = map(target.program, (survey._sum_derivatives, survey._sum_long_rows, survey._sum_fit))
     for bound, largest in ((1e-6, 1e-6), (0.3, 1e-3), (0.3, 10.0), (1e3, 1e6)):
         prices = math.sqrt(1 - SHARE), math.sqrt(SHARE), 0.0
-        numbers = bound, largest, 1e-12, *prices, 0.5, jnp.asarray(NO_STEPS, jnp.float32)
+        numbers = bound, largest, 1e-12, *prices, 0.5, jnp.asarray(STEPS.ahead, jnp.float32)
         assert norms(derivatives(target, None, frame, *numbers).value).max() <= 1 + 1e-5
         edges = jnp.asarray(bound * 2.0 ** np.arange(4), survey.dtype)
         assert norms(long_rows(target, None, frame, edges).value).max() <= math.sqrt(3) * (1 + 1e-5)
@@ -405,7 +405,7 @@ def test_rows_that_say_nothing_usable_contribute_nothing_to_the_derivatives(rela
         math.sqrt(0.3),
         0.0,
         0.5,
-        jnp.asarray(STEPS if survey.is_listed else NO_STEPS, jnp.float32),
+        jnp.asarray(STEPS.ahead[:, : M if survey.centres else 0], jnp.float32),
     )
     found = target.program(survey._sum_derivatives)(target, None, frame, *numbers)
     values = np.asarray(found.value)
@@ -440,7 +440,7 @@ def test_only_samplers_may_loop(can_draw, monkeypatch):
         monkeypatch.setattr(PrivateTarget, name, watched)
     survey = survey_of(table(40), can_draw=can_draw)
     survey.bounds(searches(BOUND_GRID.num_counts, 2), FRAME, np.array([1e-3, 1e-6]), 2.0)
-    survey.derivatives(of_derivatives(), FRAME, Bounds(0.3, 0.1), SHARE, 300, NO_STEPS)
+    survey.derivatives(of_derivatives(), FRAME, Bounds(0.3, 0.1), SHARE, 300)
     draws = searches(CURVE_GRID.num_counts), draw(survey.fit_numbers(len(POINTS)))
     survey.fit(*draws, FRAME, Bounds(0.3, 1.0), POINTS, 2.0**-12, 2.0)
     assert [name for name, _ in asked] == ["find_bounds", "release_sum", "find_bounds", "release_sum"]

@@ -28,6 +28,7 @@ from numpyro_dp.preparation.survey import (
     SCALE_GRID,
     WEIGHT_GRID,
     Bounds,
+    Steps,
     Survey,
     kinds_of,
 )
@@ -36,7 +37,6 @@ from numpyro_dp.privacy.release import Grid, Vault
 from tests.helpers.surveys import (
     FRAME,
     MULTIPLIER,
-    NO_STEPS,
     POWER,
     STEPS,
     M,
@@ -114,7 +114,7 @@ assert (np.linalg.norm(derivatives_by_hand(X, Y)[1], axis=(1, 2)) > TIGHT.inform
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("bounds", [LOOSE, TIGHT], ids=["loose", "tight"])
 def test_where_no_outcomes_are_drawn_they_are_sums_of_clipped_gradients_and_hessians(bounds, relation, x64):
-    found = survey(relation).derivatives(of_derivatives(), FRAME, bounds, SHARE, 300, NO_STEPS)
+    found = survey(relation).derivatives(of_derivatives(), FRAME, bounds, SHARE, 300)
     score, information = (clipped(*pair) for pair in zip(derivatives_by_hand(X, Y), bounds, strict=True))
     np.testing.assert_allclose(found.score, POWER * score.sum(0), rtol=1e-5, atol=1e-3)
     np.testing.assert_allclose(found.information, POWER * information.sum(0), rtol=1e-5, atol=1e-3)
@@ -129,7 +129,7 @@ def test_where_no_outcomes_are_drawn_they_are_sums_of_clipped_gradients_and_hess
 def test_where_hessians_say_nothing_the_information_is_of_the_gradients_squares(bounds, x64):
     """Of the clipped gradient times the gradient, where noise hides how gradients fall."""
     found = survey(is_smooth=False).derivatives(
-        of_derivatives(has_kinks=True, multiplier=1e6), FRAME, bounds, SHARE, 300, NO_STEPS
+        of_derivatives(has_kinks=True, multiplier=1e6), FRAME, bounds, SHARE, 300
     )
     gradients, _ = derivatives_by_hand(X, Y)
     short = clipped(gradients, bounds.score)
@@ -155,7 +155,7 @@ def test_where_there_are_kinks_the_information_is_as_large_as_the_gradients_fall
     assert kinked.has_kinks
     # Hardly any noise: an answer then counts in full.
     of_all = draw(kinked.derivative_numbers(0), multiplier=1e-3)
-    found = kinked.derivatives(of_all, frame, Bounds(bound * math.sqrt(M / n), 10.0), SHARE, n, NO_STEPS)
+    found = kinked.derivatives(of_all, frame, Bounds(bound * math.sqrt(M / n), 10.0), SHARE, n)
 
     def slopes(u):
         return clipped(np.sign(y - X @ at_of(frame, u))[:, None] * (X @ whitening), bound * math.sqrt(M / n))
@@ -193,9 +193,7 @@ def at_of(frame, u):
 def test_the_information_has_the_norm_of_the_matrix_and_so_has_its_noise(x64):
     """Noise of one size in each number: s in the diagonal, s / sqrt(2) off it, and the matrix is symmetric."""
     steps = 2**20
-    exact, noisy = (
-        survey().derivatives(of_derivatives(lo=lo), FRAME, TIGHT, SHARE, 300, NO_STEPS) for lo in (0, steps)
-    )
+    exact, noisy = (survey().derivatives(of_derivatives(lo=lo), FRAME, TIGHT, SHARE, 300) for lo in (0, steps))
     sigmas = steps / (2 * GRID * MULTIPLIER)
     np.testing.assert_allclose(noisy.score - exact.score, sigmas * exact.score_scale, rtol=1e-6)
     noise = (noisy.information - exact.information) / (sigmas * exact.information_scale)
@@ -203,7 +201,7 @@ def test_the_information_has_the_norm_of_the_matrix_and_so_has_its_noise(x64):
     # One row, clipped by the Frobenius norm: no entry is, alone.
     one = derivatives_by_hand(X[:1], Y[:1])[1]
     alone = survey_of((X[:1], Y[:1]), can_draw=False)
-    found = alone.derivatives(of_derivatives(), FRAME, Bounds(1.0, 0.9 * np.linalg.norm(one)), SHARE, 300, NO_STEPS)
+    found = alone.derivatives(of_derivatives(), FRAME, Bounds(1.0, 0.9 * np.linalg.norm(one)), SHARE, 300)
     np.testing.assert_allclose(found.information, POWER * 0.9 * one[0], rtol=1e-4)
 
 
@@ -218,7 +216,7 @@ def large_survey():
 def test_the_information_of_drawn_outcomes_is_fishers(x64):
     """Without a clip: the rows' own score, and an information in which their outcomes have no part."""
     X, y = table(MANY, seed=3)
-    found = with_rows(large_survey(), (X, y)).derivatives(of_derivatives(), FRAME, LOOSE, SHARE, 300, NO_STEPS)
+    found = with_rows(large_survey(), (X, y)).derivatives(of_derivatives(), FRAME, LOOSE, SHARE, 300)
     gradients, informations = derivatives_by_hand(X, y)
     np.testing.assert_allclose(found.score, POWER * gradients.sum(0), rtol=1e-5, atol=0.1)
     p = 1 / (1 + np.exp(-X @ FRAME.center))
@@ -227,15 +225,13 @@ def test_the_information_of_drawn_outcomes_is_fishers(x64):
     error = np.sqrt(np.sum((relative[:, None, None] * informations) ** 2, 0) / CENTRE_DRAWS)
     assert np.all(np.abs(found.information / POWER - informations.sum(0)) < 5 * error)
     assert np.all(error < 0.05 * np.sqrt(np.outer(*2 * [np.diag(informations.sum(0))])))
-    other = with_rows(large_survey(), (X, 1 - y)).derivatives(of_derivatives(), FRAME, LOOSE, SHARE, 300, NO_STEPS)
+    other = with_rows(large_survey(), (X, 1 - y)).derivatives(of_derivatives(), FRAME, LOOSE, SHARE, 300)
     np.testing.assert_allclose(other.information, found.information, rtol=1e-5, atol=0.1)
 
 
 def test_the_information_is_positive_and_less_where_scores_are_clipped(x64):
     found = [
-        with_rows(large_survey(), table(MANY, seed=3)).derivatives(
-            of_derivatives(), FRAME, Bounds(b, 50.0), SHARE, 300, NO_STEPS
-        )
+        with_rows(large_survey(), table(MANY, seed=3)).derivatives(of_derivatives(), FRAME, Bounds(b, 50.0), SHARE, 300)
         for b in (50.0, 0.4, 0.1)
     ]
     values = [np.linalg.eigvalsh(one.information) for one in found]
@@ -246,18 +242,19 @@ def test_the_information_is_positive_and_less_where_scores_are_clipped(x64):
 def test_bends_are_released_beside_the_information_and_clipped_with_it(x64):
     X, y = table(MANY, seed=3)
     survey = survey_of((X, y), yes_or_no)
-    some, roomy = STEPS[:, 1:], Bounds(50.0, 1e4)
-    plain = survey.derivatives(of_derivatives(), FRAME, roomy, SHARE, 300, NO_STEPS)
+    some, roomy = Steps(*(part[..., 1:] for part in STEPS)), Bounds(50.0, 1e4)
+    plain = survey.derivatives(of_derivatives(), FRAME, roomy, SHARE, 300)
     found = survey.derivatives(of_derivatives(num_steps=2), FRAME, roomy, SHARE, 300, some)
 
     def one(X, y):
-        return row_bends(survey.cut, FRAME, jnp.asarray(50.0), jnp.asarray(some), (X[None], y[None]))
+        ahead, row = jnp.asarray(some.ahead), (X[None], y[None])
+        return row_bends(survey.cut, FRAME, jnp.asarray(50.0), ahead, row, jnp.array(0))
 
     bends = np.asarray(jax.jit(jax.vmap(one))(X, y))
     np.testing.assert_allclose(found.information, plain.information, rtol=1e-5)
     np.testing.assert_allclose(found.bends, POWER * bends.sum(0), rtol=1e-3, atol=0.1)
     assert found.bends_scale == found.information_scale == plain.information_scale
-    np.testing.assert_array_equal(found.steps, some)
+    assert found.steps is some
     assert plain.bends.size == 0
     tight = survey.derivatives(of_derivatives(num_steps=2), FRAME, Bounds(50.0, 0.05), SHARE, 300, some)
     assert np.all(np.abs(tight.bends) < 0.9 * np.abs(found.bends))
@@ -271,9 +268,9 @@ def test_where_a_row_stands_is_private_under_add_or_remove(x64):
     assert not survey().centres
     order = np.random.default_rng(1).permutation(len(Y))
     shuffled = survey_of((X[order], Y[order]), relation="add_or_remove_one")
-    plain = survey("add_or_remove_one").derivatives(of_derivatives(), FRAME, TIGHT, SHARE, 300, NO_STEPS)
+    plain = survey("add_or_remove_one").derivatives(of_derivatives(), FRAME, TIGHT, SHARE, 300)
     for same in (drawing, shuffled):
-        found = same.derivatives(of_derivatives(), FRAME, TIGHT, SHARE, 300, NO_STEPS)
+        found = same.derivatives(of_derivatives(), FRAME, TIGHT, SHARE, 300)
         np.testing.assert_allclose(found.score, plain.score, rtol=1e-6, atol=1e-4)
         np.testing.assert_allclose(found.information, plain.information, rtol=1e-6, atol=1e-4)
 
@@ -293,7 +290,7 @@ def test_centred_gradients_are_0_on_average_where_the_model_holds_and_clipped_on
     rows = X, (rng.random(n) < p).astype(float)
     centred, plain = (
         survey_of(rows, power=1.0, can_draw=can)
-        .derivatives(of_derivatives(), frame, Bounds(1.0, 1e3), SHARE, 300, NO_STEPS)
+        .derivatives(of_derivatives(), frame, Bounds(1.0, 1e3), SHARE, 300)
         .score
         for can in (True, False)
     )
@@ -318,7 +315,7 @@ def scale_survey(n, away=0.0):
 def test_a_scale_whose_squares_are_clipped_has_a_centred_score_of_0(x64):
     """Its own standard deviation is 1 in these coordinates, or less."""
     survey, frame, bound = scale_survey(400_000)
-    score = survey.derivatives(of_derivatives(), frame, Bounds(bound, 100 * bound**2), 0.05, 300, NO_STEPS).score
+    score = survey.derivatives(of_derivatives(), frame, Bounds(bound, 100 * bound**2), 0.05, 300).score
     assert np.all(np.abs(score) < 5 * math.sqrt(1 + 1 / CENTRE_DRAWS)), score
 
 
@@ -326,7 +323,7 @@ def test_what_is_given_back_beyond_the_bound_is_given_again(x64, monkeypatch):
     """A negative control: given back once only, the scale would be found too small, by 14.5 standard deviations."""
     monkeypatch.setattr(numpyro_dp.preparation.row_scores, "CENTRE_STEPS", 1)
     survey, frame, bound = scale_survey(1_600_000)
-    score = survey.derivatives(of_derivatives(), frame, Bounds(bound, 100 * bound**2), 0.05, 300, NO_STEPS).score
+    score = survey.derivatives(of_derivatives(), frame, Bounds(bound, 100 * bound**2), 0.05, 300).score
     assert score[2] < -5 * math.sqrt(1 + 1 / CENTRE_DRAWS), score
 
 
@@ -336,7 +333,7 @@ def test_centred_scores_answer_as_the_information_of_clipped_ones_says(x64):
     answers, told = [], []
     for sign in (1, -1):
         survey, frame, bound = scale_survey(400_000, np.array([0.0, 0.0, 30.0 * sign]))
-        found = survey.derivatives(of_derivatives(), frame, Bounds(bound, 100 * bound**2), 0.05, 300, NO_STEPS)
+        found = survey.derivatives(of_derivatives(), frame, Bounds(bound, 100 * bound**2), 0.05, 300)
         answers.append(found.score[2] / (30 * sign))
         told.append(found.information[2, 2])
     error = 5 * math.sqrt(2) * math.sqrt(1 + 1 / CENTRE_DRAWS) / 60
@@ -360,18 +357,18 @@ def test_scores_answer_as_the_information_says_where_few_rows_of_which_it_is_cli
     n, away = 200_000, 20.0
     survey, frame = lever_survey(n, away)
     tight = Bounds(2.6 * math.sqrt(M / n), 3 * M / n)
-    found = survey.derivatives(of_derivatives(), frame, tight, SHARE, 300, NO_STEPS)
+    found = survey.derivatives(of_derivatives(), frame, tight, SHARE, 300)
     assert found.information[2, 2] < 0.3
     assert abs(found.score[2] / away - found.information[2, 2]) < 0.1 * found.information[2, 2]
     # The same rows with a score that is not shortened with the information would lead more than twice as far.
-    loose = survey.derivatives(of_derivatives(), frame, Bounds(tight.score, 1.0), SHARE, 300, NO_STEPS)
+    loose = survey.derivatives(of_derivatives(), frame, Bounds(tight.score, 1.0), SHARE, 300)
     assert loose.score[2] / away > 2 * found.information[2, 2]
 
 
 def test_a_score_is_shortened_by_as_much_as_its_rows_information(x64):
     X, y = table(MANY, seed=3)
     bounds = Bounds(0.8, 0.4)
-    found = with_rows(large_survey(), (X, y)).derivatives(of_derivatives(), FRAME, bounds, SHARE, 300, NO_STEPS)
+    found = with_rows(large_survey(), (X, y)).derivatives(of_derivatives(), FRAME, bounds, SHARE, 300)
     rows = jnp.asarray(X)[:, None], jnp.asarray(y)[:, None], jnp.arange(MANY)[:, None]
 
     def one(X, y, number):
@@ -423,13 +420,16 @@ def test_a_row_that_counts_w_times_has_w_times_the_score_and_the_information(dra
         np.testing.assert_allclose(getattr(often, part), getattr(once, part), atol=1e-9)
     nothing = found(np.nan, 0.6)
     assert not np.any(nothing.information)
-    if num_outcomes:
-        cut, steps = weighted_cut(drawn, num_outcomes), jnp.asarray(STEPS)
-        one, other = (
-            jax.vmap(lambda x, y: row_bends(cut, FRAME, b, steps, (x[None], y[None], jnp.full(1, w))))(X, y)  # noqa: B023
-            for w, b in ((1.0, jnp.asarray(0.6)), (7.0, jnp.asarray(4.2)))
-        )
-        np.testing.assert_allclose(other, 7 * one, rtol=1e-6, atol=1e-9)
+
+    def bends(w, bound):
+        cut, steps = weighted_cut(drawn, num_outcomes), jnp.asarray(STEPS.ahead)
+
+        def of_row(k, x, y):
+            return row_bends(cut, FRAME, jnp.asarray(bound), steps, (x[None], y[None], jnp.full(1, w)), k)
+
+        return jax.vmap(of_row)(jnp.arange(50), X, y)
+
+    np.testing.assert_allclose(bends(7.0, 4.2), 7 * bends(1.0, 0.6), rtol=1e-6, atol=1e-9)
 
 
 def weighted_survey(weights, power=POWER):
@@ -450,7 +450,7 @@ def test_a_weight_that_is_typical_goes_to_the_power(x64):
     assert typical == pytest.approx(largest / math.sqrt(WEIGHT_GRID.ratio))
     assert 0.5 < typical / np.quantile(weights, 0.8) < 2
     released = [
-        each.derivatives(of_derivatives(), FRAME, Bounds(0.9 / unit, 0.6 / unit), SHARE, 300, NO_STEPS)
+        each.derivatives(of_derivatives(), FRAME, Bounds(0.9 / unit, 0.6 / unit), SHARE, 300)
         for each, unit in ((survey, 1.0), (found, typical))
     ]
     for part in ("score", "information", "score_scale", "information_scale"):
