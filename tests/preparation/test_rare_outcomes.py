@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 from jax.scipy.special import ndtr
 
+import numpyro_dp
 from numpyro_dp import DPHMC, MCMC
 from numpyro_dp.model.coordinates import find_cut
 from numpyro_dp.model.separate import separate
@@ -210,6 +211,34 @@ def test_a_rare_outcome_is_found():
         away = np.asarray(mcmc.get_samples()["b"], float).mean(0) - TRUTH
         errors.append(np.sqrt(np.mean((away / 0.09) ** 2)))  # in standard deviations of sampling
     assert np.median(errors) < 4, errors
+
+
+def falls_by_ward(ward, falls=None):
+    rate = numpyro.sample("rate", dist.Normal(0, 4).expand([3]).to_event(1))
+    with numpyro.plate("patients", ward.shape[0]):
+        numpyro.sample("falls", dist.Poisson(jnp.exp(rate[ward])), obs=falls)
+
+
+@pytest.mark.statistical
+@pytest.mark.filterwarnings("ignore::numpyro_dp.PosteriorWarning")
+@pytest.mark.parametrize("asks", [True, pytest.param(False, id="without rates: wrong in silence")])
+def test_a_ward_on_which_nobody_falls_has_a_rate_of_which_only_the_prior_says_how_low_it_is(asks, monkeypatch):
+    """The likelihood of no event is flat below: its rate is -7 +- 2. A quadratic said -3.5 +- .4, and was trusted."""
+    if not asks:
+        monkeypatch.setattr(numpyro_dp.preparation.last_release, "uneven_along", lambda *args: np.zeros(0, int))
+    rng = np.random.default_rng(5)
+    ward = rng.choice(3, 8000, p=[0.55, 0.41, 0.04]).astype(np.int32)
+    y = rng.poisson(np.exp(np.array([-0.5, 0.1, -30.0]))[ward]).astype(np.int32)
+    grid = np.linspace(-30, 5, 5000)
+    weight = np.exp(-np.sum(ward == 2) * np.exp(grid) - grid**2 / 32)
+    exact = weight @ grid / weight.sum()
+    off = []
+    for key in range(3):
+        mcmc = MCMC(DPHMC(falls_by_ward, eps=3.0), num_warmup=300, num_samples=600, progress_bar=False)
+        mcmc.run(jax.random.key(key), ward, y)
+        rate = np.asarray(mcmc.get_samples()["rate"][:, 2], float)
+        off.append(abs(rate.mean() - exact) / rate.std())
+    assert (np.median(off) < 3) == asks, off
 
 
 def rare_on_raw_scales(age, dose, y=None):
