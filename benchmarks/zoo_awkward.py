@@ -239,6 +239,23 @@ def no_falls_on_a_ward(rng, n):
 
 
 @problem(8_000)
+def nobody_dies_under_a_treatment(rng, n):
+    """Constant hazards, most times censored; under a treatment that 5% get nobody dies."""
+
+    def model(treated, age, time, died):
+        a = numpyro.sample("a", dist.Normal(-3, 3))
+        b_treated = numpyro.sample("b_treated", dist.Normal(0, 4))
+        b_age = numpyro.sample("b_age", dist.Normal(0, 1))
+        with rows(time.shape[0]):
+            log_rate = a + b_treated * treated + b_age * (age - 60) / 10
+            numpyro.factor("survival", died * log_rate - jnp.exp(log_rate) * time)
+
+    treated, age = rng.random(n) < 0.05, rng.uniform(40, 80, n)
+    time, end = rng.exponential(np.exp(3.5 - 0.3 * (age - 60) / 10 + 30 * treated)), rng.uniform(5, 40, n)
+    return model, {"treated": treated * 1.0, "age": age, "time": np.minimum(time, end), "died": (time < end) * 1.0}
+
+
+@problem(8_000)
 def an_answer_never_given(rng, n):
     """Seven ordered answers, of which nobody gives the sixth."""
 
