@@ -15,9 +15,10 @@ from scipy.special import chdtrc
 
 from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.model.symmetry import Symmetry
+from numpyro_dp.preparation.combination import LastRelease
 from numpyro_dp.preparation.frames import Frame, NormalPrior
 from numpyro_dp.preparation.fund import Fund, Wish
-from numpyro_dp.preparation.last_release import LastRelease, recentred, unresolved, way_from
+from numpyro_dp.preparation.last_release import recentred, unresolved, way_from
 from numpyro_dp.preparation.long_rows import EDGES
 from numpyro_dp.preparation.search import Found
 from numpyro_dp.preparation.surrogate import Surrogate

@@ -11,7 +11,7 @@ from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.preparation.frames import Frame
 from numpyro_dp.preparation.fund import RESERVE, Fund
-from numpyro_dp.preparation.last_release import misfit_of
+from numpyro_dp.preparation.last_bounds import misfit_of
 from numpyro_dp.preparation.survey import NO_STEPS, Derivatives, Fit, Steps, Survey
 from numpyro_dp.privacy.accounting import gaussian_eps, noise_multiplier_for
 from numpyro_dp.privacy.ledger import Ledger, Plan, Releases, merged_stages

@@ -11,23 +11,19 @@ import numpy as np
 import pytest
 from helpers.tiers import some_every_day
 
+from numpyro_dp.preparation.combination import LastRelease, combine
 from numpyro_dp.preparation.frames import Frame, NormalPrior
+from numpyro_dp.preparation.last_bounds import information_share, last_bounds, misfit_of, reference
 from numpyro_dp.preparation.last_release import (
     FIRST_SHARE,
     MOST_FIRST,
-    LastRelease,
     _at_least_as_wide,
     _unusual,
     _with_room,
-    combine,
-    information_share,
     is_there,
-    last_bounds,
     last_releases,
-    misfit_of,
     mode,
     recentred,
-    reference,
     way_from,
 )
 from numpyro_dp.preparation.search import Found, Round

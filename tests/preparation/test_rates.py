@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
+from numpyro_dp.preparation.combination import LastRelease, combine
 from numpyro_dp.preparation.frames import Frame, NormalPrior
-from numpyro_dp.preparation.last_release import LastRelease, combine
 from numpyro_dp.preparation.rates import _UNSURE, _USUAL, Rates, rates_of, steps_for, stretch, uneven_along
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.survey import Bounds, Derivatives, Steps
