@@ -69,7 +69,7 @@ def last_releases(
         bounds = bounds._replace(score=max(float(bounds.score), max(least, long_rows.bound) * typical_norm(m, counted)))
         share = information_share(bounds, m, n / survey.power, price)
         steps = steps_for(survey, frame, at_first, n, uneven)
-        draw = fund.ask(last_release=Wish(price, 1, (survey.derivative_numbers(steps.usual.size),)))["last_release"]
+        draw = fund.ask(last_release=Wish(price, 1, (survey.derivative_numbers(steps.steepest.size),)))["last_release"]
         derivatives = survey.derivatives(draw, frame, bounds, share, n, steps)
         stages.append(released(frame, bounds, derivatives, misfit or 1.0))
         # What tighter bounds have taken of surprising rows is missing from earlier releases.

@@ -1,13 +1,21 @@
 """By which rate what rows say falls along a coordinate, as releases of a score's answers tell it.
 
 A quadratic log likelihood has a score that falls evenly. Where few rows alone tell of a coefficient, and nearly all of
-them have the same outcome, it does not: along it the score is ``J (1 - exp(-r v)) / r`` at a distance of v, with the
-value r of the rows' covariate for a logistic law. Rows say how far to go at least, and the prior how far at most.
+them have the same outcome, it does not: rows say how far to go at least, and the prior how far at most. Of yes and no,
+a row whose covariate is x expects a score that changes as a sigmoid of x v at a distance of v. With the slope 1 here,
+where it is falling at the rate r (between -x and x), that is ::
+
+    told(v) = (exp(x v) - 1) / x / (1 + p (exp(x v) - 1)),    p = (1 + r / x) / 2.
+
+At r = x it is ``(1 - exp(-x v)) / x``, as of yes only; at r = -x it is that of counts without a clip. The clipped score
+of a count has a sigmoid, too: whether there is an event at all. At r = 0 it flattens out on both sides.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dp.preparation.first_frame import TYPICAL
@@ -18,18 +26,15 @@ _STEP = 2.0
 """Length of a step, in standard deviations."""
 _LEAST_LEFT = 1 / 64
 """Of a frame's precision along a coordinate, without that of frames."""
-_CLEARLY_UNEVEN = 2.5
-"""Standard deviations of noise above which a coordinate's bend is believed."""
 _MOST = 4.0
 """Rate over a step, at most: there the information falls by a factor of 50 on the way."""
-_USUAL, _OF_LISTED, _OF_COUNTS = 1.5, 1.5, 0.5
-"""Standard deviation of rates over a step, before anything was released: at most, and over the change of the steepest
-rows' log density on the way. A rate is about the value of a row's covariate. So is the derivative of its log density,
-at most, where it is of yes and no; steep rows of counts have a few times that."""
+_STEEPEST, _OF_LISTED, _OF_COUNTS = 1.5, 1.0, 0.4
+"""Of x over a step, at most, and over the change of the steepest rows' log density on the way: the derivative of a
+row's log density is at most x where it is of yes and no; steep rows of counts have a few times that."""
 _UNEVEN = 0.3
-"""Coordinates whose rates are hardly as large are not asked for: there a quadratic is right up to an eighth."""
+"""Of x over a step; coordinates with less are not asked for: there a quadratic is right up to an eighth."""
 _UNSURE = 0.15
-"""Rates over a step of which less is uncertain count as known, and as 0 if that may be."""
+"""Rates over a step of which less is uncertain count as known."""
 _FAR = 1.0
 """Steps along a coordinate beyond which another release says nothing of the rate here."""
 _MOST_STRETCHED = 2.0
@@ -38,17 +43,36 @@ _LEAST_NOISE = 1e-9
 """Of a release whose noise is none."""
 
 
+_FARTHEST = 20.0
+"""Of x v: in single precision, squares of the exponential are finite."""
+
+
 class Rates(NamedTuple):
     """Along each coordinate phi, shape (m,).
 
     :ivar values: rates times steps, as the release and a normal law before it have them on average.
     :ivar scales: their standard deviations; 0 where that is next to nothing.
     :ivar steps: in phi: two standard deviations, where all other coordinates are known.
+    :ivar steepest: x times steps; 0 of coordinates along which scores answer evenly.
     """
 
     values: np.ndarray
     scales: np.ndarray
     steps: np.ndarray
+    steepest: np.ndarray
+
+
+def told(v: jax.Array, rate: jax.Array, steepest: jax.Array) -> jax.Array:
+    """So far it seems to be at v; see above. All in steps."""
+    x, p = _sigmoid(rate, steepest)
+    grown = jnp.expm1(jnp.clip(x * v, -_FARTHEST, _FARTHEST))
+    return grown / x / (1 + p * grown)
+
+
+def _sigmoid(rate: Any, steepest: Any) -> tuple[Any, Any]:
+    """x, which is hardly above the rate if that is larger than was thought possible, and p."""
+    x = jnp.maximum(steepest, (1 + 1e-3) * jnp.abs(rate))
+    return x, (1 + rate / x) / 2
 
 
 def uneven_along(survey: Survey, frame: Frame, prior: NormalPrior, num_rows: float) -> np.ndarray:
@@ -57,7 +81,7 @@ def uneven_along(survey: Survey, frame: Frame, prior: NormalPrior, num_rows: flo
     :param prior: as `first_frame` has it.
     """
     ways = _ways(survey, frame, prior, num_rows)
-    return np.flatnonzero(survey.is_discrete & (_usual(survey, prior, ways) > _UNEVEN))
+    return np.flatnonzero(survey.is_discrete & (_steepness(survey, prior, ways) > _UNEVEN))
 
 
 def steps_for(survey: Survey, frame: Frame, prior: NormalPrior, num_rows: float, which: np.ndarray) -> Steps:
@@ -68,7 +92,7 @@ def steps_for(survey: Survey, frame: Frame, prior: NormalPrior, num_rows: float,
     """
     ways = _ways(survey, frame, prior, num_rows)
     ahead = np.linalg.inv(np.asarray(frame.whitening, float)) * ways
-    return Steps(which, ahead[:, which], _usual(survey, prior, ways)[which])
+    return Steps(which, ahead[:, which], _steepness(survey, prior, ways)[which])
 
 
 def _ways(survey: Survey, frame: Frame, prior: NormalPrior, num_rows: float) -> np.ndarray:
@@ -87,22 +111,22 @@ def _ways(survey: Survey, frame: Frame, prior: NormalPrior, num_rows: float) -> 
     return np.minimum(_STEP / (lengths * np.sqrt(np.maximum(1 - narrowed, _LEAST_LEFT))), longest)
 
 
-def _usual(survey: Survey, prior: NormalPrior, ways: np.ndarray) -> np.ndarray:
-    """Standard deviation of rates over such ways, before anything is released, shape (m,)."""
+def _steepness(survey: Survey, prior: NormalPrior, ways: np.ndarray) -> np.ndarray:
+    """x over such ways, and the standard deviation of rates before anything is released, shape (m,)."""
     steepest = np.broadcast_to(np.asarray(prior.steepest, float), len(ways))
     share = _OF_LISTED if survey.is_listed else _OF_COUNTS
-    return np.where(steepest > 0, np.minimum(share * steepest * ways, _USUAL), _USUAL)
+    return np.where(steepest > 0, np.minimum(share * steepest * ways, _STEEPEST), _STEEPEST)
 
 
 def rates_of(here: tuple[Frame, Derivatives], others: Sequence[tuple[Frame, Derivatives]]) -> Rates | None:
     """Rates here, from all releases that are near, weighted by their precision; None if nobody asked.
 
-    A score that answers as ``(1 - exp(-r u)) / r`` adds up, a step of l ahead and one back, to about ``-r l**2`` times
-    its slope at 0; see `row_bends`. Of coordinates that nobody asked for, scores answer evenly.
+    A score that answers as `told` adds up, a step of l ahead and one back, to about ``-r l**2`` times its slope at 0;
+    see `row_bends`.
     """
     if not here[1].bends.size:
         return None
-    weights, told, bends, steps, usual = np.zeros((5, len(here[1].score)))
+    weights, told, bends, steps, steepest = np.zeros((5, len(here[1].score)))
     for frame, found in (here, *others):
         which, ahead = found.steps.coordinates, found.steps.ahead
         if not which.size:
@@ -115,24 +139,28 @@ def rates_of(here: tuple[Frame, Derivatives], others: Sequence[tuple[Frame, Deri
         told[which] += weight * np.einsum("ik,ij,jk->k", ahead, found.information, ahead) / way**2
         bends[which] += weight * found.bends * squares
         steps[which] += weight * way
-        usual[which] += weight * found.steps.usual
+        steepest[which] += weight * found.steps.steepest
     asked = weights > 0
     weights = np.where(asked, weights, 1.0)
     noise, told, bends, steps = weights**-0.5, told / weights, bends / weights, np.where(asked, steps / weights, 1.0)
-    usual = np.where(asked, usual / weights, _USUAL)
+    steepest = np.where(asked, steepest / weights, _STEEPEST)
     values = np.clip(-bends / np.maximum(told, noise), -_MOST, _MOST)
     precision = (np.maximum(told, noise) / noise) ** 2 / (1 + values**2)
-    scales = (precision + usual**-2) ** -0.5
-    is_unsure = asked & (scales > _UNSURE)
-    is_clear = asked & (np.abs(bends) > _CLEARLY_UNEVEN * noise)
-    values = np.where(is_unsure | is_clear, precision * scales**2 * values, 0)
-    return Rates(values, np.where(is_unsure, scales, 0), steps)
+    scales = (precision + steepest**-2) ** -0.5
+    return Rates(
+        np.where(asked, precision * scales**2 * values, 0),
+        np.where(asked & (scales > _UNSURE), scales, 0),
+        steps,
+        np.where(asked, steepest, 0),
+    )
 
 
 def stretch(rates: Rates | None, there: Frame, here: Frame) -> np.ndarray:
     """By which an information of `there` becomes that of `here`, shape (m, m), in the coordinates of `here`."""
     if rates is None:
         return np.eye(len(here.center))
-    way = (np.asarray(there.center) - np.asarray(here.center)) / rates.steps
-    factors = np.exp(np.clip(rates.values * way, -_MOST_STRETCHED, _MOST_STRETCHED) / 2)
+    x, p = (np.asarray(part, float) for part in _sigmoid(rates.values, np.where(rates.steepest > 0, rates.steepest, 1)))
+    way = np.where(rates.steepest > 0, x * (np.asarray(there.center) - np.asarray(here.center)) / rates.steps, 0)
+    logs = way - 2 * np.log1p(p * np.expm1(np.clip(way, -_FARTHEST, _FARTHEST)))  # what is told there, of that here
+    factors = np.exp(-np.clip(logs, -_MOST_STRETCHED, _MOST_STRETCHED) / 2)
     return np.linalg.solve(here.whitening, factors[:, None] * here.whitening)

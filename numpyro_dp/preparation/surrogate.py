@@ -31,10 +31,8 @@ import numpy as np
 from jax.scipy.special import logsumexp
 
 from numpyro_dp.preparation.frames import Frame
-from numpyro_dp.preparation.rates import Rates
+from numpyro_dp.preparation.rates import Rates, told
 
-_FARTHEST = 20.0
-"""Rates times distance, at most: in single precision, squares of the exponential are finite."""
 _POINTS = 32
 """Rates that stand for all that released numbers leave open."""
 
@@ -68,20 +66,17 @@ class Surrogate(NamedTuple):
         which = self._bent
         if self.rates is None or not which.size:
             return u
-        x = jnp.asarray(self.rates.values[which] if rates is None else rates, u.dtype)
+        rates = jnp.asarray(self.rates.values[which] if rates is None else rates, u.dtype)
         whitening, lengths = np.asarray(self.frame.whitening, float), self.rates.steps[which]
         v = jnp.asarray(whitening[which] / lengths[:, None], u.dtype) @ u
         steps = jnp.asarray(np.linalg.inv(whitening)[:, which] * lengths, u.dtype)
-        safe = jnp.where(x == 0, 1, x)
-        bent = jnp.where(x == 0, v, -jnp.expm1(-jnp.clip(safe * v, -_FARTHEST, _FARTHEST)) / safe)
+        bent = told(v, rates, jnp.asarray(self.rates.steepest[which], u.dtype))
         return u + steps @ (bent - v)
 
     @property
     def _bent(self) -> np.ndarray:
-        """Coordinates along which what rows say falls, or may."""
-        if self.rates is None:
-            return np.zeros(0, int)
-        return np.flatnonzero((self.rates.values != 0) | (self.rates.scales > 0))
+        """Coordinates along which scores answer unevenly, or may."""
+        return np.zeros(0, int) if self.rates is None else np.flatnonzero(self.rates.steepest)
 
     def plug_in(self, u: jax.Array) -> jax.Array:
         """The quadratic itself, as if it had no noise."""

@@ -75,13 +75,12 @@ class Steps(NamedTuple):
 
     :ivar coordinates: which, shape (k,).
     :ivar ahead: in u, as columns, shape (m, k).
-    :ivar usual: standard deviation of rates over each, before anything is released, shape (k,); see
-        `numpyro_dp.preparation.rates`.
+    :ivar steepest: about how steep rows are along each, shape (k,); see `numpyro_dp.preparation.rates`.
     """
 
     coordinates: np.ndarray = np.zeros(0, int)
     ahead: np.ndarray = np.zeros((0, 0))
-    usual: np.ndarray = np.zeros(0)
+    steepest: np.ndarray = np.zeros(0)
 
 
 NO_STEPS = Steps()
@@ -341,7 +340,7 @@ class Survey:
             fall = matrix_of(units[2] * parts[2], m)
             information, information_scale, answer = answered(information, information_scale, fall, units[2] * scale)
         left = without_apart(information, information_scale, np.asarray(frame.whitening, float), self.cut.apart)
-        bends = units[1] * parts[2][: steps.usual.size]
+        bends = units[1] * parts[2][: steps.steepest.size]
         return Derivatives(score, units[0] * scale, *left, answer, steps, bends, information_scale)
 
     def unclipped_trace(self, draw: Draw, frame: Frame, largest: float) -> float:

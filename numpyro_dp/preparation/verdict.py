@@ -144,7 +144,7 @@ def check(
 def _beyond_quadratic(surrogate: Surrogate, frame: Frame, points: np.ndarray) -> np.ndarray:
     """By how much the surrogate itself, without noise, is above a quadratic around the centre of `frame`: 0, but for
     its rates."""
-    if surrogate.rates is None or not surrogate.rates.values.any():
+    if surrogate.rates is None:
         return np.zeros(len(points))
     start = np.linalg.solve(surrogate.frame.whitening, np.asarray(frame.center) - surrogate.frame.center)
     ways = points @ np.linalg.solve(surrogate.frame.whitening, np.asarray(frame.whitening, float)).T

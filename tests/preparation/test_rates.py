@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import expit, logit
 from scipy.stats import kstest
 
 from numpyro_dp.preparation.combination import LastRelease, combine
 from numpyro_dp.preparation.frames import Frame, NormalPrior
-from numpyro_dp.preparation.rates import _UNSURE, _USUAL, Rates, rates_of, steps_for, stretch, uneven_along
+from numpyro_dp.preparation.rates import _STEEPEST, _UNSURE, Rates, rates_of, steps_for, stretch, told, uneven_along
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.survey import Bounds, Derivatives, Steps
 from numpyro_dp.preparation.verdict import _beyond_quadratic
@@ -18,10 +19,10 @@ PLACE = np.array([2.0, -1.0, 30.0])
 WIDTHS = np.array([0.5, 0.2, 0.01])
 
 
-def released(rates, center=PLACE, noise=1e-4, rng=None, widths=WIDTHS, usual=_USUAL):
+def released(rates, center=PLACE, noise=1e-4, rng=None, widths=WIDTHS, steepest=_STEEPEST):
     """What rows say whose information, in units of `WIDTHS`, is 1 at `PLACE`, and falls by `rates` along each phi."""
     frame = Frame(center, np.diag(widths))
-    steps = Steps(np.arange(M), np.diag(np.full(M, 2.0)), np.full(M, usual))
+    steps = Steps(np.arange(M), np.diag(np.full(M, 2.0)), np.full(M, steepest))
     information = np.exp(-rates * (center - PLACE)) * (widths / WIDTHS) ** 2
     along = rates * widths * np.diag(steps.ahead)  # over a step
     draws = np.zeros((2, M)) if rng is None else noise * rng.standard_normal((2, M))
@@ -66,7 +67,7 @@ def test_scores_may_be_uneven_where_rows_say_something_else_within_two_standard_
     steep, flat = prior(steepest=[0.5, 0.5, 0.5]), prior(steepest=[1e-3, 1e-3, 1.0])
     np.testing.assert_array_equal(uneven_along(survey, frame, steep, 1000), [1, 2])
     steps = steps_for(survey, frame, steep, 1000, np.array([1, 2]))
-    np.testing.assert_allclose(steps.usual, [0.75, _USUAL])
+    np.testing.assert_allclose(steps.steepest, [0.5, _STEEPEST])
     np.testing.assert_array_equal(steps.coordinates, [1, 2])
     np.testing.assert_allclose(frame.whitening @ steps.ahead, [[0, 0], [1, 0], [0, 6]])
     np.testing.assert_array_equal(uneven_along(survey, frame, flat, 1000), [2])
@@ -94,16 +95,14 @@ def test_a_rate_is_found_and_that_of_others_is_0():
 def test_what_noise_may_have_made_is_not_a_rate_but_may_be_one():
     found = rates_of(released(np.array([1.5, 0.0, 0.0]), noise=0.9), [])
     assert 0.3 < found.values[0] < 1.5
-    assert np.all((found.scales > _UNSURE) & (found.scales < _USUAL))
+    assert np.all((found.scales > _UNSURE) & (found.scales < _STEEPEST))
     hidden = rates_of(released(np.array([1.5, 0.0, 0.0]), noise=1e6), [])
     np.testing.assert_allclose(hidden.values, 0, atol=1e-5)
-    np.testing.assert_allclose(hidden.scales, (1 + _USUAL**-2) ** -0.5)
-    expected = rates_of(released(np.array([1.5, 0.0, 0.0]), noise=0.9, usual=0.5), [])
+    np.testing.assert_allclose(hidden.scales, (1 + _STEEPEST**-2) ** -0.5)
+    expected = rates_of(released(np.array([1.5, 0.0, 0.0]), noise=0.9, steepest=0.5), [])
     assert 0 < expected.values[0] < 0.5 * found.values[0]
     assert np.all(expected.scales < 0.5)
-    known = rates_of(released(np.array([0.2, 0.0, 0.0]), noise=0.14), [])  # as clear as no rate is
-    assert not np.any(known.values)
-    assert not np.any(known.scales)
+    assert not np.any(rates_of(released(np.array([0.2, 0.0, 0.0]), noise=0.14), []).scales)  # is known
 
 
 def test_releases_nearby_count_by_their_precision_and_others_do_not():
@@ -111,14 +110,13 @@ def test_releases_nearby_count_by_their_precision_and_others_do_not():
     here = released(rates, noise=0.8, rng=rng)
     near = released(rates, PLACE + [0.3, 0.1, 0.005], noise=0.01, rng=rng)
     np.testing.assert_allclose(rates_of(here, [near]).values, rates * 2 * WIDTHS, atol=0.1)
-    np.testing.assert_array_equal(rates_of(here, [near]).values != 0, rates != 0)
     far = released(-rates, PLACE + [3.0, 0.0, 0.1], noise=0.01, rng=rng)
     np.testing.assert_array_equal(rates_of(here, [far]).values[[0, 2]], rates_of(here, []).values[[0, 2]])
 
 
 def test_an_information_is_carried_as_it_falls_on_the_way():
     rates = np.array([1.0, 0.0, -60.0])
-    here, there = released(rates), released(rates, PLACE + [0.4, 0.1, 0.01])
+    here, there = released(rates, steepest=0.1), released(rates, PLACE + [0.4, 0.1, 0.01], steepest=0.1)
     by = stretch(rates_of(here, []), there[0], here[0])
     np.testing.assert_allclose(by.T @ there[1].information @ by, here[1].information, rtol=2e-3, atol=1e-12)
     np.testing.assert_array_equal(stretch(None, there[0], here[0]), np.eye(M))
@@ -128,7 +126,7 @@ def test_a_release_elsewhere_counts_as_if_it_had_been_made_here():
     rates = np.array([1.0, 0.0, -60.0])
     here, there = (
         LastRelease(frame, Bounds(1.0, 1.0), found._replace(information_scale=1e-3))
-        for frame, found in (released(rates), released(rates, PLACE + [0.4, 0.1, 0.01]))
+        for frame, found in (released(rates, c, steepest=0.1) for c in (PLACE, PLACE + [0.4, 0.1, 0.01]))
     )
     found = combine(here, [there])
     np.testing.assert_allclose(found.rates.values, rates * 2 * WIDTHS, rtol=0.05, atol=1e-9)
@@ -142,7 +140,7 @@ def test_a_release_elsewhere_counts_as_if_it_had_been_made_here():
 def test_the_last_look_is_compared_with_what_the_surrogate_has_there(center, x64):
     """The integral of the score that is expected, less a quadratic around the place that is looked at."""
     rate, curvature, points = 0.8, 2.0, np.array([[1.0], [-0.5]])
-    rates = Rates(np.array([rate]), np.zeros(1), np.ones(1))
+    rates = Rates(np.array([rate]), np.zeros(1), np.ones(1), np.array([rate]))
     plain = Surrogate(Frame(np.zeros(1), np.eye(1)), np.zeros(1), np.eye(1), np.full((1, 1), curvature), 0.0)
     look = Frame(np.array([center]), np.full((1, 1), 0.5))
     assert not _beyond_quadratic(plain, look, points).any()
@@ -155,19 +153,22 @@ def test_the_last_look_is_compared_with_what_the_surrogate_has_there(center, x64
 # -- The likelihood ----------------------------------------------------------------------------------------------------
 
 
-def surrogate(rates, scales=(0.0, 0.0), noise=0.5, information=0.0):
+def surrogate(rates, scales=(0.0, 0.0), noise=0.5, information=0.0, steepest=(1.0, 0.0)):
     whitening = np.array([[0.5, 0.2], [-0.1, 0.3]])
-    found = Rates(np.asarray(rates, float), np.asarray(scales, float), np.array([0.7, 0.4]))
+    found = Rates(np.asarray(rates, float), np.asarray(scales, float), np.array([0.7, 0.4]), np.asarray(steepest))
     curvature = np.array([[1.0, 0.3], [0.3, 0.8]])
     score = np.array([0.4, -0.3])
     return Surrogate(Frame(np.ones(2), whitening), score, noise * np.eye(2), curvature, information, rates=found)
 
 
-def test_the_expected_score_flattens_out_along_a_coordinate_with_a_rate(x64):
-    s = surrogate([0.8, 0.0])
+@pytest.mark.parametrize("rate", [0.8, 0.0, -0.4])
+def test_the_expected_score_flattens_out_along_a_coordinate_with_a_rate(rate, x64):
+    """As a sigmoid with the slope 1 at 0, whose slope falls there at the rate."""
+    s = surrogate([rate, 0.0], steepest=(1.3, 0.0))
+    p = (1 + rate / 1.3) / 2
     points = np.random.default_rng(0).normal(size=(50, 2)) * 3
     phi = points @ s.frame.whitening.T
-    phi[:, 0] = (1 - np.exp(-0.8 / 0.7 * phi[:, 0])) / (0.8 / 0.7)
+    phi[:, 0] = 0.7 * (expit(logit(p) + 1.3 * phi[:, 0] / 0.7) - p) / (1.3 * p * (1 - p))
     expected = np.linalg.solve(s.frame.whitening, phi.T).T
     np.testing.assert_allclose(jax.vmap(s.straightened)(jnp.asarray(points)), expected, rtol=1e-9, atol=1e-9)
     plain = s._replace(rates=None)
@@ -176,7 +177,7 @@ def test_the_expected_score_flattens_out_along_a_coordinate_with_a_rate(x64):
 
 
 def test_without_rates_the_likelihood_is_what_it_was(x64):
-    s, points = surrogate([0.0, 0.0]), jnp.asarray(np.random.default_rng(0).normal(size=(5, 2)))
+    s, points = surrogate([0.0, 0.0], steepest=(0.0, 0.0)), jnp.asarray(np.random.default_rng(0).normal(size=(5, 2)))
     np.testing.assert_array_equal(jax.vmap(s.noise_aware)(points), jax.vmap(s._replace(rates=None).noise_aware)(points))
 
 
@@ -192,7 +193,7 @@ def test_what_is_not_known_of_rates_is_a_mixture_over_them(x64):
 
 @pytest.mark.parametrize("place", [1e3, -1e3, 1e6])
 def test_far_away_it_is_finite_and_so_is_its_slope(place):
-    for s in (surrogate([2.0, 0.0]), surrogate([2.0, -1.0], [1.4, 1.4], information=0.1)):
+    for s in (surrogate([2.0, 0.0]), surrogate([2.0, -1.0], [1.4, 1.4], information=0.1, steepest=(1.0, 1.0))):
         value, slope = jax.value_and_grad(s.noise_aware)(jnp.array([place, -place]))
         assert np.isfinite(value)
         assert np.isfinite(slope).all()
@@ -211,10 +212,10 @@ def test_posteriors_are_calibrated_whether_or_not_noise_hides_the_rate(noise, x6
         return weight[grid < u].sum() / weight.sum()
 
     for _ in range(count):
-        u, x = 2 * rng.normal(), float(np.clip(1.2 * rng.normal(), -2, 2))
-        score = np.array([-np.expm1(-x * u / 2) / (x / 2) + np.sqrt(1 + S) * rng.normal()])
+        u, rate = 2 * rng.normal(), rng.uniform(-1, 1)
+        score = np.array([2 * float(told(u / 2, rate, 1.0)) + np.sqrt(1 + S) * rng.normal()])
         information = np.array([[max(1 + noise * rng.normal(), 0.0)]])
-        bends = np.array([-4 * np.sinh(x / 2) ** 2 / x + noise * rng.normal()])
+        bends = np.array([float(told(1.0, rate, 1.0) + told(-1.0, rate, 1.0)) + noise * rng.normal()])
         found = Derivatives(score, S**0.5, information, noise)
         steps = Steps(np.zeros(1, int), np.array([[2.0]]), np.ones(1))
         found = found._replace(bends=bends, bends_scale=noise, steps=steps)

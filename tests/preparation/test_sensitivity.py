@@ -126,7 +126,7 @@ def ask_everything(survey, bounds, up):
     least, most = np.array([2.0**-9, 2.0**-6]), np.array([1.0, 2.0])
     survey.bounds(led(LAST_BOUND_GRID, 2), FRAME, least, most, LAST_BOUND_GRID)
     steps = STEPS if survey.centres else NO_STEPS
-    of_both = of_derivatives(has_kinks=survey.has_kinks, num_steps=steps.usual.size)
+    of_both = of_derivatives(has_kinks=survey.has_kinks, num_steps=steps.steepest.size)
     found = survey.derivatives(of_both, FRAME, Bounds(*bounds), SHARE, 300, steps)
     gains, gains_scale = survey.gains(draw(len(ENDS)), FRAME.center, ENDS, bounds[0] * LINE)
     for least in bounds if survey.centres else ():
