@@ -407,6 +407,7 @@ def test_a_surrogate_gives_any_number_of_draws_for_nothing():
         mcmc.run(jax.random.key(2), X.copy(), y=Y)
 
 
+@pytest.mark.filterwarnings("ignore::numpyro_dp.PosteriorWarning")  # the rows are not of a normal law
 @pytest.mark.parametrize(("kernel", "options"), [(DPHMC, {}), (DPExponentialFamily, {"bounds": (-3, 3)})])
 def test_a_posterior_is_that_of_the_prior_with_which_it_was_prepared(kernel, options):
     """A second run costs nothing, and must not draw from the first one's prior without a word."""
