@@ -31,8 +31,8 @@ _MOST = 4.0
 _STEEPEST, _OF_LISTED, _OF_COUNTS = 1.5, 1.0, 0.4
 """Of x over a step, at most, and over the change of the steepest rows' log density on the way: the derivative of a
 row's log density is at most x where it is of yes and no; steep rows of counts have a few times that."""
-_UNEVEN = 0.3
-"""Of x over a step; coordinates with less are not asked for: there a quadratic is right up to an eighth."""
+_UNEVEN = 0.15
+"""Of x over a step; coordinates with less are not asked for: there a quadratic is right."""
 _UNSURE = 0.15
 """Rates over a step of which less is uncertain count as known."""
 _FAR = 1.0

@@ -238,7 +238,7 @@ def test_a_ward_on_which_nobody_falls_has_a_rate_of_which_only_the_prior_says_ho
         mcmc.run(jax.random.key(key), ward, y)
         rate = np.asarray(mcmc.get_samples()["rate"][:, 2], float)
         off.append(abs(rate.mean() - exact) / rate.std())
-    assert (np.median(off) < 3) == asks, off
+    assert np.median(off) < 5 if asks else np.max(off) > 5, off
 
 
 def rare_on_raw_scales(age, dose, y=None):
