@@ -135,9 +135,9 @@ def have_own_laws(model: Callable, z: Params, outcomes: frozenset[str], args: tu
 
 
 def are_discrete(model: Callable, z: Params, outcomes: frozenset[str], args: tuple, kwargs: dict) -> bool:
-    """Whether outcomes are counts, or have few values each."""
+    """Whether outcomes are counts, or have few values each. A law of the user's own may not say what its support is."""
     sites = sites_at(model, z, jax.random.key(0), args, kwargs)
-    return all(sites[name]["fn"].support.is_discrete for name in outcomes)
+    return all(getattr(sites[name]["fn"].support, "is_discrete", False) for name in outcomes)
 
 
 def keep_totals(model: Callable, z: Params, outcomes: frozenset[str], args: tuple, kwargs: dict) -> bool:

@@ -41,8 +41,6 @@ _MOST_STRETCHED = 2.0
 """Logarithm of what an information that falls on the way becomes larger or smaller by, at most."""
 _LEAST_NOISE = 1e-9
 """Of a release whose noise is none."""
-
-
 _FARTHEST = 20.0
 """Of x v: in single precision, squares of the exponential are finite."""
 
@@ -126,7 +124,7 @@ def rates_of(here: tuple[Frame, Derivatives], others: Sequence[tuple[Frame, Deri
     """
     if not here[1].bends.size:
         return None
-    weights, told, bends, steps, steepest = np.zeros((5, len(here[1].score)))
+    weights, information, bends, steps, steepest = np.zeros((5, len(here[1].score)))
     for frame, found in (here, *others):
         which, ahead = found.steps.coordinates, found.steps.ahead
         if not which.size:
@@ -136,16 +134,21 @@ def rates_of(here: tuple[Frame, Derivatives], others: Sequence[tuple[Frame, Deri
         is_near = np.abs(np.asarray(frame.center) - np.asarray(here[0].center))[which] <= _FAR * way
         weight = is_near * (max(found.bends_scale, _LEAST_NOISE) * squares) ** -2
         weights[which] += weight
-        told[which] += weight * np.einsum("ik,ij,jk->k", ahead, found.information, ahead) / way**2
+        information[which] += weight * np.einsum("ik,ij,jk->k", ahead, found.information, ahead) / way**2
         bends[which] += weight * found.bends * squares
         steps[which] += weight * way
         steepest[which] += weight * found.steps.steepest
     asked = weights > 0
     weights = np.where(asked, weights, 1.0)
-    noise, told, bends, steps = weights**-0.5, told / weights, bends / weights, np.where(asked, steps / weights, 1.0)
+    noise, information, bends, steps = (
+        weights**-0.5,
+        information / weights,
+        bends / weights,
+        np.where(asked, steps / weights, 1.0),
+    )
     steepest = np.where(asked, steepest / weights, _STEEPEST)
-    values = np.clip(-bends / np.maximum(told, noise), -_MOST, _MOST)
-    precision = (np.maximum(told, noise) / noise) ** 2 / (1 + values**2)
+    values = np.clip(-bends / np.maximum(information, noise), -_MOST, _MOST)
+    precision = (np.maximum(information, noise) / noise) ** 2 / (1 + values**2)
     scales = (precision + steepest**-2) ** -0.5
     return Rates(
         np.where(asked, precision * scales**2 * values, 0),
@@ -160,7 +163,8 @@ def stretch(rates: Rates | None, there: Frame, here: Frame) -> np.ndarray:
     if rates is None:
         return np.eye(len(here.center))
     x, p = (np.asarray(part, float) for part in _sigmoid(rates.values, np.where(rates.steepest > 0, rates.steepest, 1)))
-    way = np.where(rates.steepest > 0, x * (np.asarray(there.center) - np.asarray(here.center)) / rates.steps, 0)
-    logs = way - 2 * np.log1p(p * np.expm1(np.clip(way, -_FARTHEST, _FARTHEST)))  # what is told there, of that here
+    way = np.clip(x * (np.asarray(there.center) - np.asarray(here.center)) / rates.steps, -_FARTHEST, _FARTHEST)
+    # What is told there, of that here: the sigmoid's slope.
+    logs = np.where(rates.steepest > 0, way - 2 * np.log1p(p * np.expm1(way)), 0)
     factors = np.exp(-np.clip(logs, -_MOST_STRETCHED, _MOST_STRETCHED) / 2)
     return np.linalg.solve(here.whitening, factors[:, None] * here.whitening)

@@ -311,6 +311,10 @@ class _TooWide(_OwnNormal):
     too_wide = 1.2
 
 
+class _WithoutSupport(_OwnNormal):
+    support = None
+
+
 class _WithoutSampler(_OwnNormal):
     def sample(self, key, sample_shape=()):
         raise NotImplementedError
@@ -322,7 +326,14 @@ class _MayNotEnd(_OwnNormal):
 
 
 @pytest.mark.parametrize(
-    ("law", "is_drawn"), [(_OwnNormal, True), (_TooWide, False), (_WithoutSampler, False), (_MayNotEnd, False)]
+    ("law", "is_drawn"),
+    [
+        (_OwnNormal, True),
+        (_WithoutSupport, True),
+        (_TooWide, False),
+        (_WithoutSampler, False),
+        (_MayNotEnd, False),
+    ],
 )
 def test_a_law_of_the_users_own_is_drawn_if_its_sampler_ends_and_its_scores_are_0_on_average(law, is_drawn):
     cut = _cut(_masked(lambda a, s, x, y, z, seen: numpyro.sample("y", law(a * x, s), obs=y)), *_ROWS[:3], _SEEN)

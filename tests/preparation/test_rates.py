@@ -120,6 +120,8 @@ def test_an_information_is_carried_as_it_falls_on_the_way():
     by = stretch(rates_of(here, []), there[0], here[0])
     np.testing.assert_allclose(by.T @ there[1].information @ by, here[1].information, rtol=2e-3, atol=1e-12)
     np.testing.assert_array_equal(stretch(None, there[0], here[0]), np.eye(M))
+    far, farther = (stretch(rates_of(here, []), Frame(PLACE - k, np.diag(WIDTHS)), here[0])[0, 0] for k in (400, 4000))
+    assert far == farther  # beyond any sigmoid, nothing overflows
 
 
 def test_a_release_elsewhere_counts_as_if_it_had_been_made_here():
