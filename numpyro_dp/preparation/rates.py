@@ -30,7 +30,10 @@ _MOST = 4.0
 """Rate over a step, at most: there the information falls by a factor of 50 on the way."""
 _STEEPEST, _OF_LISTED, _OF_COUNTS = 1.5, 1.0, 0.4
 """Of x over a step, at most, and over the change of the steepest rows' log density on the way: the derivative of a
-row's log density is at most x where it is of yes and no; steep rows of counts have a few times that."""
+row's log density is at most x where it is of yes and no; steep rows of counts have a few times that, or, where the
+search begins far from their mean, any multiple."""
+_OF_EFFECT = 1.0
+"""x of a group's effect on the logarithm of a mean. Of other coordinates of counts nobody knows it."""
 _UNEVEN = 0.15
 """Of x over a step; coordinates with less are not asked for: there a quadratic is right."""
 _UNSURE = 0.15
@@ -113,7 +116,11 @@ def _steepness(survey: Survey, prior: NormalPrior, ways: np.ndarray) -> np.ndarr
     """x over such ways, and the standard deviation of rates before anything is released, shape (m,)."""
     steepest = np.broadcast_to(np.asarray(prior.steepest, float), len(ways))
     share = _OF_LISTED if survey.is_listed else _OF_COUNTS
-    return np.where(steepest > 0, np.minimum(share * steepest * ways, _STEEPEST), _STEEPEST)
+    found = np.where(steepest > 0, np.minimum(share * steepest * ways, _STEEPEST), _STEEPEST)
+    if survey.is_listed:
+        return found
+    are_effects = survey.kinds[survey.kinds.sum(1) > 1].any(0)
+    return np.where(are_effects, np.minimum(found, _OF_EFFECT * ways), 0)
 
 
 def rates_of(here: tuple[Frame, Derivatives], others: Sequence[tuple[Frame, Derivatives]]) -> Rates | None:

@@ -80,6 +80,7 @@ class Surrogate(NamedTuple):
 
     def plug_in(self, u: jax.Array) -> jax.Array:
         """The quadratic itself, as if it had no noise."""
+        u = self.straightened(u)
         score, curvature = (jnp.asarray(x, u.dtype) for x in (self.score, self.curvature))
         return u @ score - u @ curvature @ u / 2
 

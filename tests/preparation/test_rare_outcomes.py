@@ -220,11 +220,14 @@ def falls_by_ward(ward, falls=None):
 
 
 @pytest.mark.statistical
+@pytest.mark.optimized
 @pytest.mark.filterwarnings("ignore::numpyro_dp.PosteriorWarning")
 @pytest.mark.parametrize(
     "asks", [True, pytest.param(False, id="without rates: wrong in silence", marks=pytest.mark.nightly)]
 )
-def test_a_ward_on_which_nobody_falls_has_a_rate_of_which_only_the_prior_says_how_low_it_is(asks, monkeypatch):
+def test_a_ward_on_which_nobody_falls_has_a_rate_of_which_only_the_prior_says_how_low_it_is(
+    asks, monkeypatch, shared_surveys
+):
     """The likelihood of no event is flat below: its rate is -7 +- 2. A quadratic said -3.5 +- .4, and was trusted."""
     if not asks:
         monkeypatch.setattr(numpyro_dp.preparation.last_release, "uneven_along", lambda *args: np.zeros(0, int))
@@ -241,6 +244,31 @@ def test_a_ward_on_which_nobody_falls_has_a_rate_of_which_only_the_prior_says_ho
         rate = np.asarray(mcmc.get_samples()["rate"][:, 2], float)
         off.append(abs(rate.mean() - exact) / rate.std())
     assert np.min(off) < 5 if asks else np.max(off) > 5, off
+
+
+def deaths_by_county(people, poverty, deaths=None):
+    a = numpyro.sample("a", dist.Normal(-5, 3))
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    with numpyro.plate("counties", people.shape[0]):
+        numpyro.sample("deaths", dist.Poisson(people * jnp.exp(a + b * poverty)), obs=deaths)
+
+
+@pytest.mark.statistical
+@pytest.mark.optimized
+def test_counts_of_any_size_are_no_reason_for_a_wide_posterior():
+    """Derivatives at the start are counts times covariates. Taken for covariates, they made intervals 870 times as
+    wide: scores seemed to flatten out near by, and the prior decided the rest."""
+    rng, n = np.random.default_rng(3), 4000
+    people, poverty = np.exp(10 + 1.4 * rng.standard_normal(n)), rng.standard_normal(n)
+    deaths = rng.poisson(people * np.exp(-6 + 0.1 * poverty))
+    expected = people * np.exp(-6 + 0.1 * poverty)
+    moments = np.stack([np.ones(n), poverty])
+    sd = np.sqrt(np.diag(np.linalg.inv(moments * expected @ moments.T)))
+    mcmc = MCMC(DPHMC(deaths_by_county, eps=3.0), num_warmup=300, num_samples=500, progress_bar=False)
+    mcmc.run(jax.random.key(0), people, poverty, deaths)
+    found = np.stack([np.asarray(mcmc.get_samples()[name], float) for name in "ab"])
+    assert np.all(found.std(1) < 5 * sd), found.std(1) / sd
+    assert np.all(np.abs(found.mean(1) - [-6, 0.1]) < 5 * np.hypot(found.std(1), sd))
 
 
 def rare_on_raw_scales(age, dose, y=None):

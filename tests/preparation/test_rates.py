@@ -33,7 +33,7 @@ def released(rates, center=PLACE, noise=1e-4, rng=None, widths=WIDTHS, steepest=
 class Discrete:
     """As much of a survey as says which steps to ask for."""
 
-    size, power, is_discrete, is_listed = M, 1.0, True, True
+    size, power, is_discrete, is_listed, kinds = M, 1.0, True, True, np.eye(M, dtype=bool)
 
 
 def prior(of_frames=0.0, steepest=0.0):
@@ -72,10 +72,22 @@ def test_scores_may_be_uneven_where_rows_say_something_else_within_two_standard_
     np.testing.assert_allclose(frame.whitening @ steps.ahead, [[0, 0], [1, 0], [0, 6]])
     np.testing.assert_array_equal(uneven_along(survey, frame, flat, 1000), [2])
     np.testing.assert_array_equal(uneven_along(survey, frame, prior(), 1000), [0, 1, 2])  # nobody knows
-    survey.is_listed = False
-    np.testing.assert_array_equal(uneven_along(survey, frame, steep, 1000), [1, 2])  # steep rows of counts are steeper
     survey.is_discrete = False
     assert uneven_along(survey, frame, steep, 1000).size == 0
+
+
+def test_of_counts_only_effects_of_groups_may_be_uneven():
+    """Of a covariate, a steep row tells its product with a count."""
+    survey, frame = Discrete(), Frame(np.zeros(M), np.diag([0.05, 0.5, 0.05]))
+    survey.is_listed, steep = False, prior(steepest=1e4)
+    assert uneven_along(survey, frame, steep, 1000).size == 0
+    assert uneven_along(survey, frame, prior(), 1000).size == 0
+    survey.kinds = np.array([[True, False, False], [False, True, True]])
+    np.testing.assert_array_equal(uneven_along(survey, frame, steep, 1000), [1])
+    np.testing.assert_array_equal(uneven_along(survey, frame, prior(), 1000), [1])
+    np.testing.assert_allclose(steps_for(survey, frame, steep, 1000, np.array([1])).steepest, 1)
+    gentle = prior(steepest=1.0)
+    np.testing.assert_allclose(steps_for(survey, frame, gentle, 1000, np.array([1])).steepest, 0.4)
 
 
 def test_a_rate_is_found_and_that_of_others_is_0():
