@@ -1,6 +1,6 @@
 """Models at a border: laws that fall back to a simpler one, parameters too many, rows that tell very unequally much.
 
-The format and the kinds are those of `zoo.py`. docs/small-eps.md says which tables were looked at, and which judged by.
+The format and the kinds are those of `zoo.py`. docs/measurements.md says which tables were judged by.
 """
 
 from collections.abc import Callable

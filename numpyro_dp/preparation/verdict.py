@@ -196,7 +196,7 @@ def _moved(here: LastRelease, guide: Surrogate, prior: NormalPrior) -> tuple[flo
     return float(step @ np.linalg.solve(noise, step) / m), math.sqrt(max(step @ whole @ step, 0.0) / m)
 
 
-# Thresholds were chosen on the half "seen" of `benchmarks/zoo.py`: see docs/small-eps.md for how often they are wrong.
+# Thresholds were chosen on the half "seen" of `benchmarks/zoo.py`: docs/measurements.md has how often they are wrong.
 LEAST_CHANCE, UNSURE_CHANCE = 1e-3, 1e-2
 """Of a move by noise; the second where the search has not ended by itself."""
 MOST_REACH = 1.2
