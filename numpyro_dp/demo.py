@@ -262,9 +262,6 @@ the rest, once, as a quadratic with noise. The last line of the report says whet
 draws are NUTS draws of the exact prior times what the release says about the coefficients: its noise is part of the
 model, so the intervals include what the noise adds. No draw looks at the table again: more draws cost nothing.
 """
-OTHER_MODES = """
-What the draws are: those of mode '{mode}', see the report's line "posterior". Each draw was paid for.
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -289,8 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(textwrap.fill(str(error), _WIDTH), file=sys.stderr)
         return 1
     private.print_summary()
-    mode = private.sampler.prepared.mode
-    print(SURROGATE if mode == "surrogate" else OTHER_MODES.format(mode=mode))
+    print(SURROGATE)
     reference = _timed(
         "NUTS, not private, shown here only because these data are public",
         lambda: run_reference(table, seed=options.seed + 1, **common),

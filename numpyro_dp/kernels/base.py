@@ -167,7 +167,7 @@ class DPKernel(MCMCKernel, Algorithm):
         params = self._initial_params(params_key, init_params, separated, separated.public(model_args, model_kwargs))
         start = partial(self._initial_state, separated, self._starts_at_a_release(init_params))
         state = jax.jit(start if is_prng_key(rng_key) else jax.vmap(start))(params, *state_keys)
-        if self.is_spread and isinstance(state.i, jax.core.Tracer):
+        if self._layout is not None and isinstance(state.i, jax.core.Tracer):
             raise ValueError(
                 "a table that is spread over devices cannot run chain_method='parallel', for which each chain has a "
                 "device: use 'vectorized' or 'sequential'"
@@ -328,21 +328,16 @@ class DPKernel(MCMCKernel, Algorithm):
                 "because each of them would. Leave these out, and count this run's eps by hand"
             )
 
-    @property
-    def is_spread(self) -> bool:
-        """Whether the table lies on several devices."""
-        return self._layout is not None
-
     def wants_table_as_argument(self, model_args: tuple, model_kwargs: dict) -> bool:
         """Whether compiled programs should be given the table rather than hold it as a constant.
 
         On several devices each would hold all of it; and while JAX compiles a constant it copies it up to four times.
         """
         if self._reads_rows_once:
-            return self.is_spread
+            return self._layout is not None
         rows = _private_leaves(self.separate(model_args, model_kwargs), model_args, model_kwargs)
         size = sum(getattr(row, "nbytes", 0) for row in rows)
-        return self.is_spread or (size > _LARGE_TABLE and self._settings.unit is None)
+        return self._layout is not None or (size > _LARGE_TABLE and self._settings.unit is None)
 
     def _require_same_table(self, separated: SeparableModel) -> None:
         """Refuse a table of which the budget says, without looking at the rows, that it is another one."""
@@ -619,7 +614,7 @@ class DPKernel(MCMCKernel, Algorithm):
             [item for item in self._asked_by() if item[0] not in own],
             (plan.num_iterations, self._num_warmup, plan.num_chains, plan.neighboring_relation, type(self).__name__),
         )
-        numbers = [np.asarray(leaf) for leaf in jax.tree.leaves(state._replace(rng_key=_key_data(state.rng_key)))]
+        numbers = [np.asarray(leaf) for leaf in jax.tree.leaves(state._replace(rng_key=random.key_data(state.rng_key)))]
         owners.check(b"settings", repr(settings).encode())
         owners.check(b"random key, starting point and step size", b"".join(x.tobytes() for x in numbers))
 
@@ -792,10 +787,6 @@ class DPKernel(MCMCKernel, Algorithm):
 
 def _traced(arguments: Any) -> list:
     return [leaf for leaf in jax.tree.leaves(arguments) if isinstance(leaf, jax.core.Tracer)]
-
-
-def _key_data(key: jax.Array) -> jax.Array:
-    return random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
 
 
 def _signature(args: tuple, kwargs: dict) -> tuple:

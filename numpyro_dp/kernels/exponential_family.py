@@ -224,14 +224,14 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
 
     def finish_search(self, begun: "_BegunSums") -> Prepared:  # type: ignore[override]
         """Ask the table, once."""
-        fund, size = Fund(self.ledger, self.announce), begun.family.size + self._counts_rows
+        fund, size = Fund(self.ledger, self.announce), begun.cut.size + self._counts_rows
         count = _COUNT_SHARE * fund.left
         draws = fund.ask(statistics=Wish(fund.left - count, 1, (size,)), moved=Wish(count))
         found, moved = begun.sums(begun.target, draws["statistics"], draws["moved"])
         values, sd = np.asarray(found.value, float), float(found.scale)
-        bound = begun.family.bound
+        bound = begun.cut.bound
         statistics = Statistics(
-            values[: begun.family.size],
+            values[: begun.cut.size],
             sd,
             values[-1] / bound if self._counts_rows else float(begun.target.num_rows),
             sd / bound if self._counts_rows else 0.0,
@@ -247,7 +247,7 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
         )
         return Prepared(
             "statistics",
-            begun.family.names,
+            begun.cut.names,
             modes.best,
             modes.covariance,
             statistics=statistics,
@@ -350,7 +350,7 @@ class _BegunSums(NamedTuple):
     :ivar density, curvature: minus the log posterior and its gradient, and its Hessian.
     """
 
-    family: BoundFamily
+    cut: BoundFamily
     target: PrivateTarget
     sums: Callable[..., tuple[Released, Released]]
     z_draws: np.ndarray
@@ -358,7 +358,3 @@ class _BegunSums(NamedTuple):
     middle: Callable[[Statistics], jax.Array]
     density: Callable[..., tuple[jax.Array, jax.Array]]
     curvature: Callable[..., jax.Array]
-
-    @property
-    def cut(self) -> BoundFamily:
-        return self.family

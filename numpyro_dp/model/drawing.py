@@ -128,22 +128,20 @@ def few_outcomes(
     return {site["name"]: values} if len(values) <= FEW else None
 
 
-def have_own_laws(model: Callable, z: Params, outcomes: frozenset[str], args: tuple, kwargs: dict) -> bool:
-    """Whether outcomes are drawn by a sampler of the user's own."""
+def laws_of(model: Callable, z: Params, outcomes: frozenset[str], args: tuple, kwargs: dict) -> list[dist.Distribution]:
+    """Of a row's outcomes, as they are drawn."""
     sites = sites_at(model, z, jax.random.key(0), args, kwargs)
-    return any(is_own(sites[name]["fn"]) for name in outcomes)
+    return [sites[name]["fn"] for name in outcomes]
 
 
-def are_discrete(model: Callable, z: Params, outcomes: frozenset[str], args: tuple, kwargs: dict) -> bool:
-    """Whether outcomes are counts, or have few values each. A law of the user's own may not say what its support is."""
-    sites = sites_at(model, z, jax.random.key(0), args, kwargs)
-    return all(getattr(sites[name]["fn"].support, "is_discrete", False) for name in outcomes)
+def is_discrete(fn: dist.Distribution) -> bool:
+    """Whether a law is of counts, or of few values. One of the user's own may not say what its support is."""
+    return getattr(fn.support, "is_discrete", False)
 
 
-def keep_totals(model: Callable, z: Params, outcomes: frozenset[str], args: tuple, kwargs: dict) -> bool:
-    """Whether outcomes that are drawn are counts of categories, with the totals that the model was given."""
-    sites = sites_at(model, z, jax.random.key(0), args, kwargs)
-    return all(type(_base(sites[name]["fn"])) is _Multinomial for name in outcomes)
+def keeps_total(fn: dist.Distribution) -> bool:
+    """Whether what is drawn are counts of categories, with the total that the model was given."""
+    return type(_base(fn)) is _Multinomial
 
 
 def _base(fn: dist.Distribution) -> dist.Distribution:

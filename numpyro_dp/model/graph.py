@@ -20,7 +20,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
 
-from numpyro_dp.model.drawing import FEW
+from numpyro_dp.model.drawing import FEW, is_discrete, is_own, keeps_total
 from numpyro_dp.model.separable import SeparableModel
 from numpyro_dp.privacy.isolation import CALLS, called
 from numpyro_dp.privacy.vmap import bind
@@ -426,11 +426,17 @@ def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool
     graph, outcomes = _traced(separated, args, kwargs, num_outcomes), sorted(separated.outcome_leaves or ())
     if graph.drawn is not None:
         uses = graph.uses(outcomes)
-        graph.is_to_check = separated.has_own_laws(args, kwargs)
-        if uses and all(map(graph.adds_up, uses)) and separated.draws_keep_totals(args, kwargs):
+        of_row_alone = separated.latents is None
+        graph.is_to_check = of_row_alone and any(separated.are_laws(is_own, args, kwargs))
+        if (
+            uses
+            and of_row_alone
+            and all(map(graph.adds_up, uses))
+            and all(separated.are_laws(keeps_total, args, kwargs))
+        ):
             uses = []  # a total may be given, and the drawn outcome has it, too
         passes = sum(graph.size(graph.rows[k]) for k in outcomes)
-        if uses and separated.latents is None and not num_outcomes and 1 < passes <= FEW:
+        if uses and of_row_alone and not num_outcomes and 1 < passes <= FEW:
             # An outcome has a part in the laws of others: a series' last value.
             graph, uses = _traced(separated, args, kwargs, num_outcomes, passes), []
             graph.is_to_check = True
@@ -439,7 +445,7 @@ def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool
     if graph.weight in graph.of_z:
         graph.weight = graph.drawn = None
     if graph.drawn is not None:
-        graph.is_discrete = separated.has_discrete_outcomes(args, kwargs)
+        graph.is_discrete = all(separated.are_laws(is_discrete, args, kwargs))
     return graph
 
 

@@ -41,11 +41,9 @@ from numpyro_dp.model.arguments import (
 from numpyro_dp.model.drawing import (
     CannotDrawError,
     are_all_seen,
-    are_discrete,
     draw_outcomes,
     few_outcomes,
-    have_own_laws,
-    keep_totals,
+    laws_of,
     leaves_of,
     weight_of,
 )
@@ -378,17 +376,9 @@ class SeparableModel:
 
         return seen
 
-    def draws_keep_totals(self, args: tuple, kwargs: dict) -> bool:
-        """Whether a row's drawn outcome is of counts with the totals of what was observed."""
-        return self.latents is None and self._look(keep_totals, args, kwargs)
-
-    def has_discrete_outcomes(self, args: tuple, kwargs: dict) -> bool:
-        """Whether all that is drawn of a row are counts, or has few values."""
-        return self._look(are_discrete, args, kwargs)
-
-    def has_own_laws(self, args: tuple, kwargs: dict) -> bool:
-        """Whether a row's outcomes are drawn by a sampler of the user's own."""
-        return self.latents is None and self._look(have_own_laws, args, kwargs)
+    def are_laws(self, such: Callable[[Any], bool], args: tuple, kwargs: dict) -> list[bool]:
+        """Whether the laws of a row's outcomes are such ones, each of them."""
+        return self._look(lambda *at: list(map(such, laws_of(*at))), args, kwargs)
 
     def _look(self, at_laws: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         """What laws of outcomes are, by shapes alone: ``at_laws(model, z, outcomes, args, kwargs)``."""

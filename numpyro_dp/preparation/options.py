@@ -17,6 +17,7 @@ from numpyro_dp.chain.worth import (
 )
 from numpyro_dp.privacy.accounting import gaussian_eps, gaussian_rho
 from numpyro_dp.privacy.ledger import PrivacyBudgetError
+from numpyro_dp.statements import round_up
 
 MODES = ("surrogate", "walk")
 MIN_WALK_DRAWS = 5.0
@@ -48,17 +49,11 @@ class Preparation:
             raise ValueError(f"mode must be None or one of {', '.join(map(repr, MODES))}, got {self.mode!r}")
 
 
-def _rounded_up(value: float) -> float:
-    """To two digits."""
-    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return math.ceil(value / unit) * unit
-
-
 def what_would_do(eps: float, delta: float, times_rho: float, num_rows: float, units: str) -> str:
     """The eps at which rho is so many times what it is, or at the same eps the number of rows; in words."""
-    rows = f"{_rounded_up(num_rows):,.0f} {units} at this eps would do"
+    rows = f"{float(round_up(num_rows, 2)):,.0f} {units} at this eps would do"
     enough = gaussian_eps(delta, times_rho * gaussian_rho(eps, delta)) if math.isfinite(eps) else math.inf
-    return f"about eps={_rounded_up(enough):.3g} or {rows}" if enough <= _NO_PRIVACY else f"about {rows}"
+    return f"about eps={round_up(enough, 2)} or {rows}" if enough <= _NO_PRIVACY else f"about {rows}"
 
 
 def require_hope(

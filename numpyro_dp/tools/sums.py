@@ -21,7 +21,7 @@ from numpyro_dp.model.tracing import array_constants, print_problems
 from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.privacy.clipping import require_correct_sums
 from numpyro_dp.privacy.draws import draws_now
-from numpyro_dp.privacy.isolation import describe_hazard, hazards
+from numpyro_dp.privacy.isolation import describe_hazard, hazards, one_row
 from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError, Request, Wanted, plan_for_budget
 from numpyro_dp.privacy.mechanisms import Gaussian, check_relation, size_is_public
 from numpyro_dp.privacy.noise import NoiseSource
@@ -162,13 +162,6 @@ def _check(bound: float, eps: float, delta: float | None, relation: str, num_row
     return float(delta)
 
 
-def _of_slices(per_row: Callable[..., Any]) -> Callable[[tuple], jax.Array]:
-    def function(row: tuple) -> jax.Array:
-        return jnp.asarray(per_row(*(part[0] for part in row)))
-
-    return function
-
-
 def _checked(
     per_row: Callable[..., Any], arrays: tuple[jax.Array, ...], relation: str
 ) -> tuple[Callable[[tuple], jax.Array], tuple[int, ...]]:
@@ -179,9 +172,11 @@ def _checked(
     outside = read_outside(per_row)
     if problems := iterator_problems(outside, "per_row"):
         raise ValueError("; ".join(problems))
-    closed, result = jax.make_jaxpr(_of_slices(per_row), return_shape=True)(
-        tuple(jax.ShapeDtypeStruct((1, *array.shape[1:]), array.dtype) for array in arrays)
-    )
+
+    def of_slices(row: tuple) -> jax.Array:
+        return jnp.asarray(per_row(*(part[0] for part in row)))
+
+    closed, result = jax.make_jaxpr(of_slices, return_shape=True)(one_row(arrays))
     problems = print_problems(closed, "per_row")
     problems += [describe_hazard(name, "per_row") for name in sorted(hazards(closed.jaxpr, [True] * len(arrays)))]
     if jnp.issubdtype(result.dtype, jnp.complexfloating):
