@@ -418,7 +418,8 @@ class PreparedKernel(DPKernel):
             return (self._own if self._has_own_chain else self._walk)(begun, fund, found)
         if not survey.centres and found.weight != 1:
             survey = survey.in_units_of(found.weight)
-        found, surrogates, stages, guide = last_releases(survey, found, prior, fund, fund.left - FIT_SHARE * whole)
+        for_last = fund.left - FIT_SHARE * whole
+        found, surrogates, stages, guide = last_releases(survey, found, prior, fund, for_last, not begun.improper)
         checked, surrogate = check(survey, found, surrogates, stages, guide, fund, fund.left)
         start, covariance = start_near(cut, recentred(surrogate, prior), begun.z_prior)
         return Prepared(

@@ -36,7 +36,7 @@ _MOST_BY_NOISE = 3.0
 
 
 def last_releases(
-    survey: Survey, found: Found, prior: NormalPrior, fund: Fund, rho: float
+    survey: Survey, found: Found, prior: NormalPrior, fund: Fund, rho: float, is_proper: bool = True
 ) -> tuple[Found, list[Surrogate], list[LastRelease], NormalPrior]:
     """What was found, with the long rows where the last release was made; after each stage the surrogate that is made
     of all so far; the stages; and the prior that frames were made by.
@@ -45,10 +45,11 @@ def last_releases(
 
     :param found: where the search has ended.
     :param rho: for all of it.
+    :param is_proper: whether the posterior's prior is. If not, scores that flatten out would leave it no end.
     """
     m, prior = survey.size, prior._replace(of_frames=found.of_frames, steepest=found.steepest)
-    at_first, uneven = prior, uneven_along(survey, found.frame, prior, found.num_rows)
-    n, frame = found.num_rows, found.frame
+    n, frame, at_first = found.num_rows, found.frame, prior
+    uneven = uneven_along(survey, frame, prior, n) if is_proper else np.zeros(0, int)
     counted = survey.power * n
     # An outcome with few values has a derivative about as large at any place. If what few rows say is hidden in a frame
     # that was made for that, they say little.

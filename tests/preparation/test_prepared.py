@@ -31,6 +31,7 @@ from numpyro_dp import (
     PrivacyBudgetError,
     to_arviz,
 )
+from numpyro_dp.preparation import last_release
 from numpyro_dp.preparation.fund import RESERVE
 from numpyro_dp.preparation.survey import Survey
 from numpyro_dp.preparation.verdict import Check, Mirror
@@ -261,6 +262,22 @@ def test_a_flat_prior_on_raw_scales_is_right_where_its_scale_is_said():
     for name, draws in mcmc.get_samples().items():
         assert abs(draws.mean() - exact[name]) < 4 * draws.std()
         assert draws.std() < 3 * 10 / np.sqrt(5000)
+
+
+@pytest.mark.parametrize("prior", [dist.Normal(0, 3), dist.ImproperUniform(constraints.real, (), ())])
+def test_under_a_flat_prior_no_score_flattens_out(prior, monkeypatch):
+    """Otherwise the released likelihood would go on for ever, and the posterior would be no law."""
+
+    def share(y):
+        logit = numpyro.sample("logit", prior)
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=logit), obs=y)
+
+    asked = []
+    monkeypatch.setattr(last_release, "uneven_along", lambda *args: asked.append(0) or np.zeros(0, int))
+    kernel = DPHMC(share, eps=5.0, num_iterations=1, prepare=Preparation(scales={"logit": 3.0}))
+    kernel.prepare((np.arange(400) % 3 == 0).astype(np.int32))
+    assert len(asked) == isinstance(prior, dist.Normal)
 
 
 def test_a_latent_for_each_person_is_advised_to_be_integrated_out():
