@@ -90,6 +90,17 @@ def test_of_counts_only_effects_of_groups_may_be_uneven():
     np.testing.assert_allclose(steps_for(survey, frame, gentle, 1000, np.array([1])).steepest, 0.4)
 
 
+def test_without_noise_both_likelihoods_are_the_same_also_where_scores_flatten_out(x64):
+    rates = Rates(np.array([0.8, 0.0, -0.3]), np.zeros(M), 2 * WIDTHS, np.array([1.0, 0.0, 0.5]))
+    curvature, none = np.diag([1.0, 2.0, 0.5]), np.zeros((M, M))
+    found = Surrogate(Frame(PLACE, np.diag(WIDTHS)), np.array([0.3, -0.2, 0.1]), none, curvature, 0.0, rates=rates)
+    points = jnp.asarray(np.random.default_rng(0).normal(0, 3, (20, M)))
+    rises = [jax.vmap(law)(points) - law(jnp.zeros(M)) for law in (found.noise_aware, found.plug_in)]
+    np.testing.assert_allclose(rises[0], rises[1], rtol=1e-9, atol=1e-9)
+    evenly = found._replace(rates=None)
+    assert np.max(np.abs(rises[1] - jax.vmap(evenly.plug_in)(points))) > 1
+
+
 def test_a_rate_is_found_and_that_of_others_is_0():
     rates = np.array([1.5, 0.0, -100.0])
     found = rates_of(released(rates), [])
