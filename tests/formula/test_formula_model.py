@@ -279,6 +279,7 @@ def people(n, seed):
 
 
 @pytest.mark.statistical
+@pytest.mark.nightly  # every day test_documented.py fits one
 def test_glm_goes_from_a_frame_to_a_posterior(capsys):
     table = people(20_000, 0)
     table.loc[::50, "age"] = np.nan

@@ -598,7 +598,7 @@ PAIRS = [(k, m) for k in ("hmc", "penalty", "barker") for m in TABLES if (k, m) 
 @pytest.mark.statistical
 @pytest.mark.parametrize(
     ("kernel", "model"),
-    some_every_day(PAIRS, [("hmc", hierarchical), ("penalty", hierarchical)]),
+    some_every_day(PAIRS, [("hmc", hierarchical)]),
     ids=lambda value: getattr(value, "__name__", value),
 )
 @pytest.mark.usefixtures("fast_callbacks")
@@ -645,8 +645,11 @@ def excess_of_second_moment(kernel, args, mean, sd, chains=3000):
 @pytest.mark.usefixtures("fast_callbacks")
 @pytest.mark.parametrize(
     ("make", "options", "step_size"),
-    [(DPSGLD, {}, 0.5), (DPSGHMC, {"friction": 2.0}, 0.5), (DPSGNHT, {"friction": 1.0}, 0.2)],
-    ids=["sgld", "sghmc", "sgnht"],
+    [
+        pytest.param(DPSGLD, {}, 0.5, id="sgld"),
+        pytest.param(DPSGHMC, {"friction": 2.0}, 0.5, id="sghmc", marks=pytest.mark.nightly),
+        pytest.param(DPSGNHT, {"friction": 1.0}, 0.2, id="sgnht"),
+    ],
 )
 def test_without_noise_the_bias_shrinks_with_the_step_size(make, options, step_size):
     """Step sizes are in units of the posterior's widths (squared, for SGLD), thanks to the preconditioner."""
@@ -727,7 +730,9 @@ def test_latent_memberships_are_summed_out_exactly():
     "make",
     [
         pytest.param(
-            lambda model: DPPenalty(model, eps=500.0, noise_seed=3, prepare=False, step_size=0.05), id="penalty"
+            lambda model: DPPenalty(model, eps=500.0, noise_seed=3, prepare=False, step_size=0.05),
+            id="penalty",
+            marks=pytest.mark.nightly,
         ),
         pytest.param(lambda model: DPSGLD(model, eps=20.0, noise_seed=3, batch_size=20), id="sgld"),
     ],

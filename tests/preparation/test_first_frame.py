@@ -115,7 +115,7 @@ def flagged(flags, x, y=None):
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("keeps", [True, pytest.param(False, id="without it: the prior")])
+@pytest.mark.parametrize("keeps", [True, pytest.param(False, id="without it: the prior", marks=pytest.mark.nightly)])
 def test_a_flag_of_one_row_in_twenty_is_told(keeps, monkeypatch):
     """A regression with a covariate that is 0 for nearly all. By the clip alone its coefficient had the prior's width,
     14 to 20 times the exact one."""

@@ -303,7 +303,9 @@ CHAINS = 400
     ("kernel", "options", "iterations", "low", "high"),
     [
         pytest.param(DPSGLD, {}, 80, 0.9, 1.2, id="sgld", marks=NIGHTLY),
-        pytest.param(DPSGLD, {"batch_size": FixedBatches(200)}, 120, 0.9, 1.4, id="sgld_on_batches"),
+        pytest.param(
+            DPSGLD, {"batch_size": FixedBatches(200)}, 120, 0.9, 1.4, id="sgld_on_batches", marks=pytest.mark.nightly
+        ),
         pytest.param(DPSGNHT, {}, 120, 0.8, 1.25, id="sgnht", marks=NIGHTLY),
         pytest.param(DPSGHMC, {}, 30, 0.9, 1.2, id="sghmc", marks=NIGHTLY),
         pytest.param(DPBarker, {}, 80, 0.9, 1.1, id="barker"),
