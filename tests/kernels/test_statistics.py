@@ -417,13 +417,14 @@ def hmc_on_batches(rate, **options):
 
 
 @pytest.mark.statistical
+@pytest.mark.nightly
 @pytest.mark.usefixtures("fast_callbacks")
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
         pytest.param(hmc_on_batches(0.2), 1.006, id="poisson"),
-        pytest.param(hmc_on_batches(0.2, leapfrog="reuse"), 1.006, id="reuse", marks=pytest.mark.nightly),
-        pytest.param(hmc_on_batches(0.05), 1.125, id="small_poisson", marks=pytest.mark.nightly),
+        pytest.param(hmc_on_batches(0.2, leapfrog="reuse"), 1.006, id="reuse"),
+        pytest.param(hmc_on_batches(0.05), 1.125, id="small_poisson"),
     ],
 )
 def test_hmc_on_batches_has_the_variance_of_its_theory(make, expected):
