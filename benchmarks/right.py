@@ -2,6 +2,7 @@
 
     python benchmarks/right.py seen --eps .5 1 3 --tables 2 --jobs 2 --out seen.jsonl
     python benchmarks/right.py --show seen.jsonl
+    python benchmarks/right.py seen --eps 1 --names logistic --require  # fails if a run is out of the question
 
 A run is *off* if a posterior mean is more than 4 of its own standard deviations from the exact one, or if 90% intervals
 hold less than 60% of the exact draws; *flagged* if `mcmc.privacy.posterior` is not trusted. The limit (`limit.py`) is
@@ -221,6 +222,10 @@ def one_run(name, model, kwargs, exact, eps, seed):
 
 
 def run(half, kinds, names, epses, tables, out, exact_draws, shard):
+    """
+    :return: whether no run was out of the question.
+    """
+    are_possible = True
     problems = {n: p for n, p in (PROBLEMS | UNSEEN | FRESH | AWKWARD).items() if p.half == half}
     names = [n for n, p in problems.items() if n in (names or [n]) and p.kind in (kinds or [p.kind])]
     for name in names[shard[0] :: shard[1]]:
@@ -235,11 +240,22 @@ def run(half, kinds, names, epses, tables, out, exact_draws, shard):
                 with open(out, "a") as file:
                     file.write(json.dumps(found) + "\n")
                 print(line(found), flush=True)
+                are_possible &= not is_out_of_the_question(found)
             jax.clear_caches()
+    return are_possible
 
 
 def is_off(found):
     return found["own"] > 4 or found["coverage"] < 0.6
+
+
+_FAR, _WIDE = 6, 10
+"""Of its own standard deviations, and over the exact posterior's width: chance does not do that to everyday models."""
+
+
+def is_out_of_the_question(found):
+    """Whether a run was refused, or is far off or far too wide and not flagged: then the default is broken."""
+    return "refused" in found or (not found["flagged"] and (found["own"] > _FAR or found["sd_ratio"] > _WIDE))
 
 
 def line(found):
@@ -315,6 +331,7 @@ if __name__ == "__main__":
     parser.add_argument("--shard", type=int)
     parser.add_argument("--out", default="right.jsonl")
     parser.add_argument("--exact-draws", default="exact-draws", help="folder in which exact draws are kept")
+    parser.add_argument("--require", action="store_true", help="fail if a run is out of the question")
     parser.add_argument("--show")
     options = parser.parse_args()
     if options.show:
@@ -329,4 +346,5 @@ if __name__ == "__main__":
         seeds = range(options.first_table, options.first_table + options.tables)
         shard = (options.shard or 0, options.jobs)
         kinds, names = options.kinds, options.names
-        run(options.half, kinds, names, options.eps, seeds, options.out, options.exact_draws, shard)
+        found = run(options.half, kinds, names, options.eps, seeds, options.out, options.exact_draws, shard)
+        sys.exit(options.require and not found)
