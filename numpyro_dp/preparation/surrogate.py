@@ -79,7 +79,7 @@ class Surrogate(NamedTuple):
         return np.zeros(0, int) if self.rates is None else np.flatnonzero(self.rates.steepest)
 
     def plug_in(self, u: jax.Array) -> jax.Array:
-        """The quadratic itself, as if it had no noise."""
+        """The quadratic, of u as `straightened` has it, as if it had no noise."""
         u = self.straightened(u)
         score, curvature = (jnp.asarray(x, u.dtype) for x in (self.score, self.curvature))
         return u @ score - u @ curvature @ u / 2
