@@ -12,6 +12,7 @@ The parts `"unseen"` and `"fresh"` are for final figures: whoever looks at them 
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -36,6 +37,7 @@ from zoo_awkward import AWKWARD
 from zoo_fresh import FRESH
 from zoo_unseen import UNSEEN
 
+import numpyro_dp.mcmc
 from numpyro_dp import DPHMC, MCMC, PosteriorWarning, PrivacyBudgetError, UnsupportedModelError
 from numpyro_dp.privacy.accounting import gaussian_rho
 
@@ -189,6 +191,14 @@ def kept_exact_run(folder, name, model, kwargs, seed):
     return exact, float(exact.pop("r_hat__"))
 
 
+def keep_programs(folder):
+    """On disk, for the next table of a model: to compile takes two thirds of a run. Made-up tables may be there, too."""
+    numpyro_dp.mcmc._no_compilation_cache_on_disk = contextlib.nullcontext
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
 def one_run(name, model, kwargs, exact, eps, seed):
     found = {"name": name, "eps": eps, "seed": seed}
     mcmc = MCMC(DPHMC(model, eps=eps), num_warmup=300, num_samples=500, progress_bar=False)
@@ -331,6 +341,7 @@ if __name__ == "__main__":
     parser.add_argument("--shard", type=int)
     parser.add_argument("--out", default="right.jsonl")
     parser.add_argument("--exact-draws", default="exact-draws", help="folder in which exact draws are kept")
+    parser.add_argument("--programs", help="folder in which compiled programs are kept; jobs have their own")
     parser.add_argument("--require", action="store_true", help="fail if a run is out of the question")
     parser.add_argument("--show")
     options = parser.parse_args()
@@ -345,6 +356,8 @@ if __name__ == "__main__":
     else:
         seeds = range(options.first_table, options.first_table + options.tables)
         shard = (options.shard or 0, options.jobs)
+        if options.programs:
+            keep_programs(Path(options.programs) / str(shard[0]))
         kinds, names = options.kinds, options.names
         found = run(options.half, kinds, names, options.eps, seeds, options.out, options.exact_draws, shard)
         sys.exit(options.require and not found)

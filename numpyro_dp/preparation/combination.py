@@ -58,17 +58,19 @@ def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:
             continue
         total = total + carried / left / scale**2
         weight += 1 / scale**2
-        moved.append((other, change / left, shift, there / left))
+        # In a wider frame the same noise is larger. In a narrower one its part here stands for what differs on the way.
+        there_scale = other.found.information_scale * max(float(np.linalg.norm(change, 2)) ** 2, 1) / left
+        moved.append((other, change / left, shift, there / left, there_scale))
     scale = weight**-0.5
     values, vectors = np.linalg.eigh(total / weight)
     information = (vectors * np.maximum(values, 0)) @ vectors.T
     precision, score = np.eye(m) / variance, found.score / variance
-    for other, change, shift, there in moved:
+    for other, change, shift, there, there_scale in moved:
         released = other.found
         if np.linalg.norm(shift) > 3 * math.sqrt(m) + 3 * found.score_scale:  # for the information to carry it
             continue
         noise = (released.score_scale**2 + other.misfit**2) * change.T @ change
-        noise += (released.information_scale**2 + scale**2) * (shift @ shift) * np.eye(m)
+        noise += (there_scale**2 + scale**2) * (shift @ shift) * np.eye(m)
         other_precision = np.linalg.inv(noise)
         precision = precision + other_precision
         # On the way the score falls by the mean information, about that of the two ends.

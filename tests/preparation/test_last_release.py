@@ -127,18 +127,8 @@ def test_releases_in_turned_coordinates_combine_with_exactly_the_claimed_errors(
     assert_covariance(packed(curvature - exact[1], claimed.curvature_scale), np.eye(len(np.tril_indices(M)[0])))
 
 
-SHIFTS = {"near": 0.02, "far": 0.1, "too far": 3.0}
-
-
-@pytest.mark.statistical
-@pytest.mark.parametrize("shift", SHIFTS.values(), ids=SHIFTS.keys())
-def test_releases_in_other_frames_combine_without_bias_and_with_errors_as_claimed_or_smaller(shift):
-    """What the curvature carries over may be wrong by its noise; that is counted, generously."""
-    here = (frame_near(PLACE + 0.01, 0.2), 0.5, 0.02)
-    others = [
-        (frame_near(PLACE + shift * np.array([1, -1, 0.5, 0]), 0.2, 0.08, seed=6), 0.8, 0.06),
-        (frame_near(PLACE - shift * np.array([0, 0.5, 1, 1]), 0.2, 0.04, seed=7), 0.6, 0.03),
-    ]
+def assert_errors_as_claimed_or_smaller(here, others):
+    """And no bias. Returns what is claimed."""
     score, curvature, claimed = combined(here, others)
     exact = derivatives(here[0])
     assert_mean(score, exact[0])
@@ -151,10 +141,34 @@ def test_releases_in_other_frames_combine_without_bias_and_with_errors_as_claime
     # The largest eigenvalue of a sample covariance of n standard normals in m dimensions is about (1 + sqrt(m/n))^2.
     for largest, dimension in ((excess, M), (curvature_excess, M * (M + 1) // 2)):
         assert largest < (1 + np.sqrt(dimension / COUNT)) ** 2 + 5 * np.sqrt(2 / COUNT)
+    return claimed
+
+
+SHIFTS = {"near": 0.02, "far": 0.1, "too far": 3.0}
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("shift", SHIFTS.values(), ids=SHIFTS.keys())
+def test_releases_in_other_frames_combine_without_bias_and_with_errors_as_claimed_or_smaller(shift):
+    """What the curvature carries over may be wrong by its noise; that is counted, generously."""
+    here = (frame_near(PLACE + 0.01, 0.2), 0.5, 0.02)
+    others = [
+        (frame_near(PLACE + shift * np.array([1, -1, 0.5, 0]), 0.2, 0.08, seed=6), 0.8, 0.06),
+        (frame_near(PLACE - shift * np.array([0, 0.5, 1, 1]), 0.2, 0.04, seed=7), 0.6, 0.03),
+    ]
+    claimed = assert_errors_as_claimed_or_smaller(here, others)
     if shift < 1:  # they do help
         assert at_most(claimed.score_covariance, 0.25 * np.eye(M) * 0.99)
     else:
         np.testing.assert_allclose(claimed.score_covariance, 0.25 * np.eye(M), rtol=1e-6)
+
+
+@pytest.mark.statistical
+def test_noise_of_an_information_is_as_large_as_a_wider_frame_makes_it():
+    """A frame is widened where rows said too little in a narrower one."""
+    here = (frame_near(PLACE + 0.01, size=0.2), 0.5, 0.1)
+    narrower = (frame_near(PLACE + 0.1 * np.array([1, -1, 0.5, 0]), size=0.05, seed=6), 0.05, 0.3)
+    assert_errors_as_claimed_or_smaller(here, [narrower])
 
 
 def test_a_score_carried_the_wrong_way_would_be_noticed():
