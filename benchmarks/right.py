@@ -9,6 +9,7 @@ hold less than 60% of the exact draws; *flagged* if `mcmc.privacy.posterior` is 
 printed beside the error where the model is smooth enough to have one. Errors are in exact standard deviations.
 
 The parts `"unseen"` and `"fresh"` are for final figures: whoever looks at them has nothing to choose any more.
+`"limit"` has the tables of `limit.py`.
 """
 
 import argparse
@@ -35,6 +36,7 @@ from scipy.optimize import minimize
 from zoo import PROBLEMS
 from zoo_awkward import AWKWARD
 from zoo_fresh import FRESH
+from zoo_limit import LIMIT, draws_of_regression
 from zoo_unseen import UNSEEN
 
 import numpyro_dp.mcmc
@@ -143,7 +145,7 @@ def border_of_a_pareto(seed, y):
     return {"alpha": draws["rate"], "least": np.exp(draws["shift"])}
 
 
-OWN_SAMPLERS = {
+OWN_SAMPLERS = {name: draws_of_regression for name in LIMIT if name.startswith("logistic")} | {
     "step_on_a_day": step_by_gibbs,
     "highest_of_a_uniform": border_of_a_uniform,
     "earliest_arrival": border_of_an_exponential,
@@ -175,8 +177,8 @@ WHITENED = ("age_and_its_square", "calendar_years")
 
 def kept_exact_run(folder, name, model, kwargs, seed):
     """The same, once for a folder and a zoo: exact draws do not depend on what is judged by them."""
-    own = "zoo_fresh.py" if name in FRESH else "zoo_awkward.py" if name in AWKWARD else "zoo_unseen.py"
-    parts = ("zoo.py", own)
+    zoos = {"zoo_fresh.py": FRESH, "zoo_awkward.py": AWKWARD, "zoo_limit.py": LIMIT}
+    parts = ("zoo.py", next((file for file, problems in zoos.items() if name in problems), "zoo_unseen.py"))
     files = [Path(__file__).with_name(part).read_bytes() for part in parts]
     zoo = hashlib.sha256(b"".join(files)).hexdigest()[:8]
     path = Path(folder) / f"{name}-{seed}-{zoo}.npz"
@@ -192,7 +194,7 @@ def kept_exact_run(folder, name, model, kwargs, seed):
 
 
 def keep_programs(folder):
-    """On disk, for the next table of a model: to compile takes two thirds of a run. Made-up tables may be there, too."""
+    """On disk, for the next table of a model: compiling takes two thirds of a run. Made-up tables may be there, too."""
     numpyro_dp.mcmc._no_compilation_cache_on_disk = contextlib.nullcontext
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -236,7 +238,7 @@ def run(half, kinds, names, epses, tables, out, exact_draws, shard):
     :return: whether no run was out of the question.
     """
     are_possible = True
-    problems = {n: p for n, p in (PROBLEMS | UNSEEN | FRESH | AWKWARD).items() if p.half == half}
+    problems = {n: p for n, p in (PROBLEMS | UNSEEN | FRESH | AWKWARD | LIMIT).items() if p.half == half}
     names = [n for n, p in problems.items() if n in (names or [n]) and p.kind in (kinds or [p.kind])]
     for name in names[shard[0] :: shard[1]]:
         for seed in tables:
@@ -331,7 +333,7 @@ _COUNTED = ((False, False), (False, True), (True, True), (True, False))
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("half", nargs="?", choices=("seen", "judged", "unseen", "fresh", "awkward"))
+    parser.add_argument("half", nargs="?", choices=("seen", "judged", "unseen", "fresh", "awkward", "limit"))
     parser.add_argument("--kinds", nargs="*", default=[])
     parser.add_argument("--names", nargs="*", default=[])
     parser.add_argument("--eps", nargs="*", type=float, default=[1.0, 3.0], help="without a value: exact draws only")
