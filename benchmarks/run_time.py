@@ -62,7 +62,7 @@ def prepared(table: tuple) -> tuple:
     kernel._ledger = ledger = _Repeated(kernel.ledger.plan, kernel.ledger._noise)
     separated = kernel.separate(table, {})
     target = partial(kernel.target, separated, table, {}, ALL_ROWS)
-    return kernel, ledger, kernel.begin_search(separated, separated.public(table, {}), target)
+    return kernel, ledger, kernel.before_asking(separated, separated.public(table, {}), target)
 
 
 def median_and_error(times: np.ndarray) -> tuple[float, float]:
@@ -82,7 +82,7 @@ def main() -> None:
         for name, (kernel, ledger, begun) in runs.items():
             ledger.begin_anew()
             start = time.perf_counter()
-            jax.block_until_ready(kernel.finish_search(begun).start)
+            jax.block_until_ready(kernel.ask_table(begun).start)
             if repeat:
                 times[name].append(time.perf_counter() - start)
             memory[name] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

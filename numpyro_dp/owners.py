@@ -69,7 +69,7 @@ class Store(Protocol):
 
 
 class Owners:
-    """One owner's end of the exchange. Use `JaxOwners`, or `LocalExchange` in tests.
+    """One owner's end of the exchange, over a store: use `JaxOwners`.
 
     Start with `check` for everything that must be the same at all owners. `exchange` computes nothing with JAX, so a
     callback may call it while a compiled loop runs, and several threads may at the same time. As each exchange waits
@@ -403,43 +403,3 @@ def _reported() -> Iterator[None]:
         yield
     except jax.errors.JaxRuntimeError as error:
         raise OwnersError(f"JAX's coordinator, in owner 0's process, refused or cannot be reached: {error}") from error
-
-
-class LocalExchange(Owners):
-    """Owners in threads of one process, for tests."""
-
-    @classmethod
-    def group(cls, num_owners: int, timeout: float = 10.0) -> list["LocalExchange"]:
-        """The ends of all owners."""
-        store = _LocalStore()
-        return [cls(store, num_owners, index, timeout) for index in range(num_owners)]
-
-
-class _LocalStore:
-    def __init__(self):
-        self.values: dict[str, bytes] = {}
-        self._counts: Counter[str] = Counter()
-        self._changed = threading.Condition()
-
-    def put(self, key: str, value: bytes) -> None:
-        with self._changed:
-            if key in self.values:
-                raise OwnersError(f"key {key} has a value already")
-            self.values[key] = value
-            self._changed.notify_all()
-
-    def get(self, key: str, seconds: float) -> bytes | None:
-        with self._changed:
-            self._changed.wait_for(lambda: key in self.values, seconds)
-            return self.values.get(key)
-
-    def count(self, key: str) -> int:
-        with self._changed:
-            self._counts[key] += 1
-            return self._counts[key]
-
-    def delete(self, key: str) -> None:
-        with self._changed:
-            self._counts.pop(key, None)
-            for known in [known for known in self.values if known == key or known.startswith(f"{key}/")]:
-                del self.values[known]

@@ -373,7 +373,7 @@ class DPKernel(MCMCKernel, Algorithm):
         return target
 
     _reads_rows_once = False
-    """Whether iterations need sums only that are the same in each of them."""
+    """Whether every iteration needs the same exact sums, so that these are computed once."""
 
     def without_data(self, model_args: tuple, model_kwargs: dict) -> tuple[tuple, dict]:
         """The model's arguments with one placeholder row in the place of the table; nothing if they were refused."""

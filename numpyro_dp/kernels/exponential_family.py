@@ -180,7 +180,7 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
     def _find_cut(self, separated: SeparableModel, public: PublicArguments) -> BoundFamily:
         return self._known_family
 
-    def begin_search(  # type: ignore[override]
+    def before_asking(  # type: ignore[override]
         self, separated: SeparableModel, public: PublicArguments, target: Callable[[], PrivateTarget]
     ) -> "_BegunSums":
         """Everything that comes before the first look at the table."""
@@ -222,7 +222,7 @@ class DPExponentialFamily(RandomWalk, PreparedKernel):
             jax.jit(jax.hessian(minus_log_posterior)),
         )
 
-    def finish_search(self, begun: "_BegunSums") -> Prepared:  # type: ignore[override]
+    def ask_table(self, begun: "_BegunSums") -> Prepared:  # type: ignore[override]
         """Ask the table, once."""
         fund, size = Fund(self.ledger, self.announce), begun.cut.size + self._counts_rows
         count = _COUNT_SHARE * fund.left

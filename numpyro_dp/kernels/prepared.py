@@ -339,12 +339,12 @@ class PreparedKernel(DPKernel):
         if self._chain is None:
             tell(self.announce, "preparing: reading the model")
             with _now():
-                begun = self.begin_search(separated, public, target)
+                begun = self.before_asking(separated, public, target)
             # Not above, where JAX may fold constants: then the same computation would have another hash.
             if isinstance(begun, _Begun):  # of a search
                 begun = begun._replace(asked=self._asked_in_search(begun))
             with _now():
-                prepared = self.finish_search(begun)
+                prepared = self.ask_table(begun)
                 self._chain = self._make_chain(prepared, begun.cut, separated, public)
                 self._prior_widths = _widths_of_prior(separated, public, begun.z_draws, begun.improper)
             self._result = prepared
@@ -359,7 +359,7 @@ class PreparedKernel(DPKernel):
         values = [leaf.tobytes() if hasattr(leaf, "tobytes") else np.asarray(leaf).tobytes() for leaf in leaves]
         return [*super()._asked_by(), ("preparation", (str(tree), values))]
 
-    def begin_search(
+    def before_asking(
         self, separated: SeparableModel, public: PublicArguments, target: Callable[[], PrivateTarget]
     ) -> "_Begun":
         """Everything that comes before the first look at the table.
@@ -404,7 +404,7 @@ class PreparedKernel(DPKernel):
         of_row = separated.row_log_density(args, kwargs)
         return _Begun(options, survey, z_draws, improper, z_prior, prior, near, symmetries, of_rows, of_row, steps)
 
-    def finish_search(self, begun: "_Begun") -> Prepared:
+    def ask_table(self, begun: "_Begun") -> Prepared:
         """Ask the table, and decide by its noisy answers."""
         survey, prior, n = begun.survey, begun.prior, self.ledger.plan.num_rows
         asked = self._asked_in_search(begun) if begun.asked is None else begun.asked
@@ -505,7 +505,7 @@ class PreparedKernel(DPKernel):
         return surrogate_chain(prepared, cut, prior, self._noise_aware)
 
     def _take_up(self, separated: SeparableModel, public: PublicArguments) -> None:
-        """Make the chain anew that a kernel had chosen before it was pickled; the table is not asked again."""
+        """Rebuild the chain of a kernel that was unpickled; the table is not asked again."""
         prepared = self._result
         if prepared is None or self._chain is not None:
             return

@@ -238,7 +238,7 @@ class Settings:
 
     @property
     def plain(self) -> list[tuple[str, Any]]:
-        """Those of which the values decide what is asked of a table; the plan has its length and the chains."""
+        """Settings that decide what is asked of a table. A plan has the others: the run's length, and the chains."""
         of_the_plan = ("num_iterations", "num_chains", "shared")
         named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         named["clips"] = {kind: "a function" if callable(clip) else clip for kind, clip in self.clips.items()}

@@ -479,7 +479,7 @@ class _Numbers(NamedTuple):
 def _check(graph: Graph, phi: _Phi, separated: SeparableModel, public: Sequence, may_be_tied: bool = False) -> set[int]:
     """The values of a cut that cannot take all the values that a coordinate of their own can; empty if all is well.
 
-    :param may_be_tied: instead, those beyond whose values the row's log density is not defined, or flat.
+    :param may_be_tied: instead, values of a cut outside of whose range the row's log density is undefined or flat.
     """
     rng = np.random.default_rng(0)
     pick = rng.integers(0, _DRAWS, (_MIXED, phi.size))

@@ -43,7 +43,7 @@ class Graph:
         Where latents are integrated out, the last of the row's are these, w, and the density is that of row and w.
     :ivar output, drawn: numbers of the row's log density, and of that of a row that is drawn, which counts once; None
         if none can be.
-    :ivar seen: whether no mask hides a part of the row; None if none could.
+    :ivar seen: true if no mask hides a part of the row; None if no mask could.
     :ivar weight: how often the row's density counts; None if once, and where it is nothing that the row alone tells.
     :ivar start, prior, given: where latents are integrated out, the numbers of what `Parts` gives; else None. Then
         `drawn` is that of the row given w.

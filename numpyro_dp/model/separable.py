@@ -293,9 +293,8 @@ class SeparableModel:
         observed sites drawn from the model at z. To derivatives the draw is a constant. It is the density of the law
         that they are drawn from: it counts once, however often the row's does (`row_weight`).
 
-        :param passes: how often a row is drawn, each time from laws in which the last draw has a part, by the same key.
-            Where an outcome has a part in the laws of others that follow (a series in a row), a pass more of them is as
-            drawn from laws in which drawn ones have a part.
+        :param passes: how often a row is drawn, by the same key. Each pass draws from laws that use the last pass's
+            outcomes: where outcomes depend on one another (a series in a row), k passes settle a chain of k of them.
         :raises CannotDrawError: where the model does not say how a row's outcomes come about; the function does, too.
         """
         if self.latents is not None:

@@ -11,7 +11,7 @@ from numpyro_dp.preparation.search import noise_edge
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.survey import Bounds, Derivatives
 
-_LEAST_LEFT = 0.2
+_LEAST_TOLD = 0.2
 """Of what a release tells here, so much may one elsewhere tell; more only where the information differs by place."""
 _CLEARLY_LEFT = 5.0
 """Standard deviations of noise beyond which it is believed to tell less."""
@@ -84,7 +84,7 @@ def _left(carried: np.ndarray, scale: float, found: Derivatives) -> float:
     size, spread = float(np.trace(found.information)), math.sqrt(len(found.score))
     if not size > 0:
         return 1.0
-    left = float(np.clip(np.trace(carried) / size, _LEAST_LEFT, 1.0))
+    left = float(np.clip(np.trace(carried) / size, _LEAST_TOLD, 1.0))
     noise = spread * math.hypot(scale, left * found.information_scale) / size
     return left if abs(left - 1) > _CLEARLY_LEFT * noise else 1.0
 

@@ -33,8 +33,8 @@ _STEEPEST, _OF_LISTED, _OF_COUNTS = 1.5, 1.0, 0.4
 row's log density is at most x where it is of yes and no; steep rows of counts have a few times that, or, where the
 search begins far from their mean, any multiple."""
 _OF_EFFECT = 1.0
-"""x of a group's effect, which is taken for one on the logarithm of a mean. Of other coordinates of counts nobody knows
-it."""
+"""x of a group's effect on counts, which is taken for one on the logarithm of their mean. Of other coordinates x is not
+known."""
 _UNEVEN = 0.15
 """Of x over a step; coordinates with less are not asked for: there a quadratic is right."""
 _UNSURE = 0.15

@@ -24,7 +24,7 @@ _FAR = 3.0
 _INWARD = 0.5**0.5
 """Of a step, where the information is compared: ``x d(x)`` is the integral of ``d`` from 0 to 1, if that is odd and
 cubic."""
-FEW = 0.45
+SHARE_OF_FEW = 0.45
 """Where the model expects more often than this that a row is longer than some edge, that is due to its covariates: it
 adds nothing to the count of long rows beyond that edge."""
 
@@ -207,7 +207,8 @@ def _parts(norm: jax.Array, edges: jax.Array) -> jax.Array:
 def row_excesses(cut: Cut, frame: Frame, edges: jax.Array, row: tuple, number: jax.Array) -> jax.Array:
     """How far a row's gradient is beyond each edge (`_parts`), less what the model expects: of mean 0 if it holds.
 
-    Each is between ``-FEW`` and 1; all are 0 of a gradient that is not finite, which adds nothing to a score either.
+    Each is between ``-SHARE_OF_FEW`` and 1. All are 0 of a gradient that is not finite: it adds nothing to a score,
+    either.
 
     :param number: the position of the row.
     """
@@ -221,7 +222,7 @@ def row_excesses(cut: Cut, frame: Frame, edges: jax.Array, row: tuple, number: j
         chances = jnp.full(len(gradients), 1 / len(gradients), own.dtype)
     norms = _norms(gradients)
     expected = chances @ jax.vmap(lambda norm: _parts(norm, edges))(norms)
-    is_rare = chances @ (norms[:, None] > edges[:-1]).astype(own.dtype) < FEW
+    is_rare = chances @ (norms[:, None] > edges[:-1]).astype(own.dtype) < SHARE_OF_FEW
     return jnp.where(is_rare & jnp.isfinite(own), _parts(own, edges) - expected, 0)
 
 

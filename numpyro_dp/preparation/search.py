@@ -61,7 +61,7 @@ _TAKEN, _MOST_ROOM = 0.75, 16.0
 """If two rounds in a row were near, and the largest precision is below this where the frame says 1, the clip is to
 blame: bounds double, up to so many times. Of a rare outcome, a few rows say nearly all; a frame that became wider
 instead would clip them the more."""
-_MOST_LOST, _RARE_ROOM = 3.0, 4.0
+_MOST_LOSS, _RARE_ROOM = 3.0, 4.0
 """Where the rows would say more than so many times what the clip leaves, bounds have up to that much room."""
 _AFFORDABLE, _LEAST_ROOM = 0.12, 2.0
 """Of n rho / m, the square of a room whose noise a round can pay for; where that is less, nobody asks."""
@@ -119,7 +119,7 @@ class Round(NamedTuple):
         return self.distance < expected_square(len(self.step), self.noise)
 
     @property
-    def worth(self) -> float:
+    def price_factor(self) -> float:
         """How much better the next round is to be paid.
 
         More, where noise alone decides on the step, in a frame that is not far from right. Less, where the step is so
@@ -263,12 +263,12 @@ def search(survey: Survey, prior: NormalPrior, near: NormalPrior, fund: Fund, nu
             lost = 1.0
             if survey.centres and affordable >= _LEAST_ROOM:
                 lost = _lost(survey, fund, here, prices.line, n)
-            if lost < _MOST_LOST:
+            if lost < _MOST_LOSS:
                 break
             before = start._replace(frame=frame, rounds=list(rounds))
             room = max(room, affordable)
             frame = frame._replace(whitening=np.asarray(here.frame.whitening) / math.sqrt(lost))
-        worth = max(worth * here.worth, 1.0)
+        worth = max(worth * here.price_factor, 1.0)
     # Where the budget does not carry the search on from there, nobody knows where it is.
     return before or start._replace(frame=frame if usable is None else usable, rounds=rounds, long_rows=long_rows)
 

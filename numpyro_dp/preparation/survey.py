@@ -20,7 +20,7 @@ from numpyro_dp.preparation.frames import Frame
 from numpyro_dp.preparation.information import answered, matrix_of, vector_of, without_apart
 from numpyro_dp.preparation.row_scores import (
     CENTRE_DRAWS,
-    FEW,
+    SHARE_OF_FEW,
     RowScores,
     centred_scores,
     clip_norm,
@@ -55,8 +55,9 @@ CURVE_GRID = Grid(2.0, 5)
 _OFF_OUTLYING = (1 - (1 + 3 * _LIGHT**2) / _OUTLYING**2) / 2
 """Taken off each row's part in the count of outlying ones. With it an outlying row, which adds that alone, is no longer
 than one that is not: clipped, and with light parts (a square, its surplus, distances) of norm `_LIGHT` each."""
-_LONG_ROWS_MIDDLE, _LONG_ROWS_HALF = (1 - FEW) / 2, (1 + FEW) / 2
-"""What is taken off a row's part in these counts, between ``-FEW`` and 1, and how far that then is from 0 at most."""
+_LONG_ROWS_MIDDLE, _LONG_ROWS_HALF = (1 - SHARE_OF_FEW) / 2, (1 + SHARE_OF_FEW) / 2
+"""What is taken off a row's part in these counts, which is between ``-SHARE_OF_FEW`` and 1, and how far the rest is
+from 0 at most."""
 
 
 class Bounds(NamedTuple):

@@ -208,7 +208,7 @@ CLEAR_OUTLYING = 2.8
 """Of the count of outlying rows, which says something only if there are more than expected. At n * eps = 10,000, 1% of
 gross outliers are some 4 standard deviations."""
 MOST_UNEXPECTED = 0.005
-MOST_LOST, CLEAR_LOST = 0.012, 3.0
+MOST_CLIPPED, CLEAR_LOST = 0.012, 3.0
 """Chosen on quantile regressions of rows that are no draws of the model's, tables 0 to 2 of `benchmarks/working.py`."""
 MOST_SHORTENED = 0.04
 """Chosen on the half "seen", censored outcomes and others under add-or-remove, and on regressions whose rows count 1 to
@@ -276,7 +276,7 @@ def reasons(check: Check) -> list[str]:
                 "exact posterior, and nobody knows how much of that there is: scales and intervals may be too small. A "
                 "law with other tails (Student's t, a negative binomial), or the outcome's logarithm, would help"
             )
-    if check.lost is not None and check.lost > max(CLEAR_LOST * check.clipped_noise, MOST_LOST):
+    if check.lost is not None and check.lost > max(CLEAR_LOST * check.clipped_noise, MOST_CLIPPED):
         found.append(
             f"{check.lost:.1%} of the rows were clipped or have missing values (noise of that count "
             f"{check.clipped_noise:.1%}), and nothing gives back what that takes: where they pull one way, the "

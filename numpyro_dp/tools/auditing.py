@@ -230,11 +230,11 @@ def _repeat_preparations(kernel: PreparedKernel, table: tuple, run: _Run, trials
     kernel._ledger = ledger = _Repeated(plan, noise)
     separated = kernel.separate(args, kwargs)
     target = partial(kernel.target, separated, args, kwargs, ALL_ROWS)
-    begun = kernel.begin_search(separated, separated.public(args, kwargs), target)
+    begun = kernel.before_asking(separated, separated.public(args, kwargs), target)
     rows = []
     for _ in range(trials):
         ledger.begin_anew()
-        prepared = kernel.finish_search(begun)
+        prepared = kernel.ask_table(begun)
         if not prepared.draws_are_free:
             raise ValueError(
                 f"the preparation chose mode {prepared.mode!r}, whose chains cost, too: audit the preparation with "

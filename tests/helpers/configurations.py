@@ -32,7 +32,7 @@ from numpyro_dp import (
     decreasing_steps,
 )
 from numpyro_dp.kernels.base import DPKernel
-from numpyro_dp.owners import LocalExchange
+from tests.helpers.local_owners import LocalExchange
 
 N = 37  # rows; no other number here is this one
 MORE = 41  # rows of a table whose number of rows is private

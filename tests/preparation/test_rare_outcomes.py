@@ -321,7 +321,7 @@ def test_what_rows_say_without_the_clip(bad):
     kernel = DPHMC(rare_on_raw_scales, eps=1e5, noise_seed=1, num_iterations=1)
     kernel.require_budget(1, 1, table, {}, 1)
     separated = kernel.separate(table, {})
-    begun = kernel.begin_search(
+    begun = kernel.before_asking(
         separated, separated.public(table, {}), lambda: kernel.target(separated, table, {}, ALL_ROWS)
     )
     draw = Fund(kernel.ledger).ask(unclipped=Wish(1e3))["unclipped"]

@@ -20,7 +20,7 @@ from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.survey import CURVE_GRID, Fit
 from numpyro_dp.preparation.verdict import (
     _OF_SAMPLING,
-    MOST_LOST,
+    MOST_CLIPPED,
     MOST_SHORTENED,
     MOST_UNEXPECTED,
     Check,
@@ -149,7 +149,7 @@ def test_where_most_rows_say_nothing_their_coding_is_looked_at_first(share, most
         {"outlying": -0.3, "outlying_noise": 1e-6},  # rows that fit too well are clipped less often
         {"clipped": None, "outlying": None, "room": 3.0},
         {"taken": 1.9},
-        {"clipped": None, "outlying": None, "lost": 0.99 * MOST_LOST},  # no model says what to expect
+        {"clipped": None, "outlying": None, "lost": 0.99 * MOST_CLIPPED},  # no model says what to expect
         {"lost": 0.05, "clipped_noise": 0.017},
         {"clipped": None, "outlying": None, "shortened": 0.99 * MOST_SHORTENED},
         {"clipped": None, "outlying": None, "shortened": 0.13, "clipped_noise": 0.031},

@@ -16,7 +16,8 @@ import pytest
 from helpers.addresses import reserved_address
 from jax.experimental import io_callback
 
-from numpyro_dp.owners import JaxOwners, LocalExchange, OwnersError
+from numpyro_dp.owners import JaxOwners, OwnersError
+from tests.helpers.local_owners import LocalExchange
 
 WORKER = Path(__file__).parents[1] / "helpers" / "owners_worker.py"
 

@@ -15,10 +15,10 @@ from helpers import owners_model
 from helpers.addresses import reserved_address
 
 from numpyro_dp import DPHMC, MCMC, DPPenalty
-from numpyro_dp.owners import LocalExchange
 from numpyro_dp.privacy.draws import Slots
 from numpyro_dp.privacy.noise import NoiseSource, NoisySteps
 from numpyro_dp.privacy.release import _add_up_with_others
+from tests.helpers.local_owners import LocalExchange
 
 pytestmark = pytest.mark.nightly  # DPPenalty with owners of rows in one process is an everyday matter of test_kernels
 

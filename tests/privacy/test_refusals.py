@@ -17,13 +17,13 @@ from numpyro_dp import (
     FixedBatches,
     PrivacyBudgetError,
 )
-from numpyro_dp.owners import LocalExchange
 from numpyro_dp.privacy.accounting import composed_eps
 from numpyro_dp.privacy.batches import Batch, as_batches
 from numpyro_dp.privacy.ledger import Wanted, plan_for_budget
 from numpyro_dp.privacy.mechanisms import Gaussian, LogisticBit
 from numpyro_dp.privacy.release import RowSum, Vault
 from tests.helpers.drawn import given_draw
+from tests.helpers.local_owners import LocalExchange
 
 Y = (np.arange(200) % 2).astype(np.float32)
 

@@ -231,8 +231,8 @@ METHODS = {
         "transition": "what it returns becomes the next state",
     },
     PreparedKernel: {
-        "begin_search": "before the first look at the table",
-        "finish_search": "what it returns is an attribute",
+        "before_asking": "before the first look at the table",
+        "ask_table": "what it returns is an attribute",
     },
     PrivacyReport: {
         "to_dict": "called",
