@@ -95,14 +95,9 @@ class PrivateTarget:
             released = self.vault.ask(draw, GradientSum(z, bound))
         else:
             released = self.vault.ask(draw, RowSum(lambda row: gradient(z, row), bound, self.num_params))
-        weight = self.gradient_weight
-        return Released(weight * released.value, weight * released.scale)
-
-    @property
-    def gradient_weight(self) -> float:
-        """What the sum over a batch is multiplied by in `gradient`."""
         batches = self.vault.batches
-        return self.power * (1.0 if isinstance(batches, AllRows) else batches.weight(self.num_rows))
+        weight = self.power * (1.0 if isinstance(batches, AllRows) else batches.weight(self.num_rows))
+        return Released(weight * released.value, weight * released.scale)
 
     def log_ratio_exceeds(
         self, draw: Draw, z: jax.Array, z_new: jax.Array, bound: jax.Array | float, threshold: jax.Array

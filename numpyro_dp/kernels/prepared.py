@@ -686,6 +686,8 @@ def _cut_of_units(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
     return dataclasses.replace(
         cut,
         row_weight=None,
+        draw_count=None,
+        count_log_density=None,
         apart=None,  # the rows of a unit may be of different groups
         row_log_density=of_unit(given),
         drawn_log_density=None if drawn is None else of_unit(drawn),

@@ -71,6 +71,9 @@ class Cut:
         counts once.
     :ivar row_weight: the function ``one-row slices -> how often the row's density counts``; None if once, and where the
         model does not say it by `handlers.scale`.
+    :ivar draw_count, count_log_density: where the row's outcome is one count, of which 0 is the least, the functions
+        ``(phi, one-row slices, words of a key) -> count`` and ``(phi, one-row slices, count) -> log p(row' | z)``; else
+        None.
     :ivar num_outcomes: how many values the row's outcome can have, where these are few and nothing else is drawn: then
         the first of the words, a number below that, says which of them row' has.
     :ivar is_discrete: whether outcomes that are drawn are counts, or have few values each.
@@ -88,6 +91,8 @@ class Cut:
     row_log_density: Callable[[jax.Array, tuple], jax.Array]
     drawn_log_density: Callable[[jax.Array, tuple, jax.Array], jax.Array] | None = None
     row_weight: Callable[[tuple], jax.Array] | None = None
+    draw_count: Callable[[jax.Array, tuple, jax.Array], jax.Array] | None = None
+    count_log_density: Callable[[jax.Array, tuple, jax.Array], jax.Array] | None = None
     num_outcomes: int | None = None
     is_discrete: bool = False
     has_thresholds: bool = False
@@ -168,6 +173,7 @@ def _cut(graph: Graph, phi: "_Phi", separated: SeparableModel, public: Sequence)
         parts, drawn_parts = (functools.partial(_parts, graph, phi, public, is_drawn) for is_drawn in (False, True))
         density, drawn = map(separated.integrate, (parts, drawn_parts))
     can_draw = _can_draw(graph, phi)
+    has_count = can_draw and graph.counted is not None and not graph.needs_numbers
     return Cut(
         size=phi.size,
         trivial=False,
@@ -176,6 +182,8 @@ def _cut(graph: Graph, phi: "_Phi", separated: SeparableModel, public: Sequence)
         row_log_density=density,
         drawn_log_density=drawn if can_draw else None,
         row_weight=None if graph.weight is None else functools.partial(_row_weight, graph, public),
+        draw_count=functools.partial(_draw_count, graph, phi, public) if has_count else None,
+        count_log_density=functools.partial(_count_log_density, graph, phi, public) if has_count else None,
         num_outcomes=graph.num_outcomes,
         is_discrete=graph.is_discrete,
         has_thresholds=graph.has_thresholds,
@@ -352,6 +360,19 @@ def _drawn_log_density(
     return graph.evaluate({**_known(graph, phi, public, at, row), graph.key: key}, [graph.drawn])[0]
 
 
+def _draw_count(graph: Graph, phi: _Phi, public: Sequence, at: jax.Array, row: tuple, key: jax.Array) -> jax.Array:
+    assert graph.count is not None
+    return graph.evaluate({**_known(graph, phi, public, at, row), graph.key: key}, [graph.count])[0]
+
+
+def _count_log_density(
+    graph: Graph, phi: _Phi, public: Sequence, at: jax.Array, row: tuple, count: jax.Array
+) -> jax.Array:
+    assert graph.counted is not None
+    words = jnp.stack([jnp.asarray(count, jnp.uint32), jnp.zeros((), jnp.uint32)])
+    return graph.evaluate({**_known(graph, phi, public, at, row), graph.key: words}, [graph.counted])[0]
+
+
 def _row_weight(graph: Graph, public: Sequence, row: tuple) -> jax.Array:
     assert graph.weight is not None
     weight = graph.evaluate(graph.with_public(public) | graph.of_a_row(row), [graph.weight])[0]
@@ -363,7 +384,8 @@ def _can_draw(graph: Graph, phi: _Phi) -> bool:
     if graph.drawn is None:
         return False
     known = {graph.key, *graph.rows, *graph.public, *phi.values, *_entries_in(graph, phi)}
-    inputs = {v for op in graph.needed([graph.drawn], known) for v in op.inputs}
+    targets = [v for v in (graph.drawn, graph.count, graph.counted) if v is not None]
+    inputs = {v for op in graph.needed(targets, known) for v in op.inputs}
     return not any(v in graph.entries and v not in known for v in inputs)
 
 

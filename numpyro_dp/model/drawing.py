@@ -128,6 +128,25 @@ def few_outcomes(
     return {site["name"]: values} if len(values) <= FEW else None
 
 
+def count_law(
+    model: Callable, z: Params, outcomes: frozenset[str], latents: frozenset[str], args: tuple, kwargs: dict
+) -> dist.Distribution | None:
+    """The law of a row's outcome, if that is one count, of which 0 is the least.
+
+    :param model, z, outcomes, latents: as in `draw_outcomes`.
+    """
+    if len(outcomes) != 1 or latents:
+        return None
+    (fn,) = laws_of(model, z, outcomes, args, kwargs)
+    is_known = not is_own(fn) and is_drawable(fn, True) and math.prod(fn.shape()) == 1
+    return fn if is_known and _counts_from_zero(fn.support) else None
+
+
+def _counts_from_zero(support: Any) -> bool:
+    least = getattr(support, "lower_bound", None)
+    return support.is_discrete and isinstance(least, int) and least == 0
+
+
 def laws_of(model: Callable, z: Params, outcomes: frozenset[str], args: tuple, kwargs: dict) -> list[dist.Distribution]:
     """Of a row's outcomes, as they are drawn."""
     sites = sites_at(model, z, jax.random.key(0), args, kwargs)

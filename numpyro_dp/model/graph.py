@@ -47,6 +47,8 @@ class Graph:
     :ivar weight: how often the row's density counts; None if once, and where it is nothing that the row alone tells.
     :ivar start, prior, given: where latents are integrated out, the numbers of what `Parts` gives; else None. Then
         `drawn` is that of the row given w.
+    :ivar count, counted: numbers of a drawn count, and of the log density of the row with the key's first word as its
+        count; None where outcomes are no single counts.
     :ivar num_outcomes: how many values an outcome can have, where these are few; then it is the key's first word that
         says which of them the drawn one is.
     :ivar is_discrete: whether outcomes that are drawn are counts, or have few values each.
@@ -72,7 +74,9 @@ class Graph:
         self.entries: dict[int, np.ndarray] = {self.z: np.arange(self.size(self.z))}
         found = dict(zip(outputs, self._write_out(closed.jaxpr, closed.consts, inputs), strict=True))
         self.output = found["density"]
-        self.start, self.prior, self.given, self.drawn, self.weight, self.seen = map(found.get, _OTHER_OUTPUTS)
+        self.start, self.prior, self.given, self.drawn, self.weight, self.seen, self.count, self.counted = map(
+            found.get, _OTHER_OUTPUTS
+        )
         self.num_outcomes: int | None = None
         self.is_discrete = False
         self.passes, self.is_to_check = 1, False
@@ -412,7 +416,7 @@ INLINED = CALLS - {"custom_jvp_call", "custom_vjp_call"}
 """Calls of functions that are written out. Those with derivatives of their own stay as they are."""
 
 
-_OTHER_OUTPUTS = ("start", "prior", "given", "drawn", "weight", "seen")
+_OTHER_OUTPUTS = ("start", "prior", "given", "drawn", "weight", "seen", "count", "counted")
 
 
 def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool = True) -> Graph:
@@ -472,6 +476,9 @@ def _traced(separated: SeparableModel, args: tuple, kwargs: dict, num_outcomes: 
                 found["drawn"] = separated.enumerated_log_density(args, kwargs)(z, rows, key[0])
             else:
                 found["drawn"] = separated.drawn_log_density(args, kwargs, passes)(z, rows, key)
+                if separated.has_count(args, kwargs):
+                    found["count"] = separated.draw_count(args, kwargs)(z, rows, key)
+                    found["counted"] = separated.count_log_density(args, kwargs)(z, rows, key[0])
         return found
 
     z = jax.ShapeDtypeStruct((separated.num_params,), ravel_pytree(separated.prototype)[0].dtype)

@@ -41,6 +41,7 @@ from numpyro_dp.model.arguments import (
 from numpyro_dp.model.drawing import (
     CannotDrawError,
     are_all_seen,
+    count_law,
     draw_outcomes,
     few_outcomes,
     laws_of,
@@ -187,18 +188,8 @@ class SeparableModel:
 
     def _given_log_density(self, args: tuple, kwargs: dict) -> Callable[[Params, tuple], jax.Array]:
         """The function ``(unconstrained values of all continuous latents, one-row slices) -> log p(row | those)``."""
-        if self.row_latents:
-            density = self.row_log_density_at(args, kwargs)
-            return lambda values, row: density(values, row, None)
-        args, kwargs = self.without_private(args, kwargs)  # who keeps the function keeps no table
-        model = keep_sites(self.model, self.row_sites.__contains__, self.plates_of_one, 1)
-
-        @functools.partial(jax.jit, inline=True)  # NumPyro validates concrete values only: no warning shows a row
-        def log_density(values: Params, row: tuple) -> jax.Array:
-            row_args, row_kwargs = self.with_private(args, kwargs, row)
-            return -potential_energy(model, row_args, row_kwargs, values)
-
-        return log_density
+        density = self.row_log_density_at(args, kwargs)
+        return lambda values, row: density(values, row, None)
 
     def row_log_density_at(self, args: tuple, kwargs: dict) -> Callable[[Params, tuple, Mapping | None], jax.Array]:
         """The function ``(unconstrained values, one-row slices, latents) -> log p(row, latents | values)``.
@@ -206,15 +197,16 @@ class SeparableModel:
         That is a term of what is summed. The values are those of all continuous latents; the discrete ones are given as
         positions in [0, 1) of the list of their values, and None sums over them.
         """
-        if not self.row_latents:
-            density_given = self._given_log_density(args, kwargs)
-            return lambda values, row, _: density_given(values, row)
-        args, kwargs = self.without_private(args, kwargs)
-        model = keep_sites(self.model, lambda name: True, self.plates_of_one, 1)
+        args, kwargs = self.without_private(args, kwargs)  # who keeps the function keeps no table
+        model = keep_sites(
+            self.model, lambda name: bool(self.row_latents) or name in self.row_sites, self.plates_of_one, 1
+        )
 
-        @functools.partial(jax.jit, inline=True)
+        @functools.partial(jax.jit, inline=True)  # NumPyro validates concrete values only: no warning shows a row
         def log_density(values: Params, row: tuple, latents: Mapping | None) -> jax.Array:
             row_args, row_kwargs = self.with_private(args, kwargs, row)
+            if not self.row_latents:
+                return -potential_energy(model, row_args, row_kwargs, values)
             density = sum_over_latents(
                 model, values, self.row_sites, self.row_latents, self.first_available_dim, latents
             )
@@ -241,7 +233,7 @@ class SeparableModel:
         :param drawn: of a row with its observed sites drawn from the model at z, which are constants to derivatives.
         :raises CannotDrawError: where the model does not say how a row's outcomes come about; the functions do, too.
         """
-        latents, (args, kwargs) = self.latents, self.without_private(args, kwargs)  # as in `_given_log_density`
+        latents, (args, kwargs) = self.latents, self.without_private(args, kwargs)
         assert latents is not None
         log_prior, given = self.latent_log_density(args, kwargs), self._given_log_density(args, kwargs)
         if drawn and self.outcome_leaves is None:
@@ -334,6 +326,41 @@ class SeparableModel:
             assert values is not None
             chosen = {name: jnp.take(value, k, axis=0) for name, value in values.items()}
             observed = dataclasses.replace(self, model=_Observe(self.model, chosen, counts_once=True))
+            return observed.row_log_density(args, kwargs)(z, row)
+
+        return log_density
+
+    def has_count(self, args: tuple, kwargs: dict) -> bool:
+        """Whether a row's outcome is one count, of which 0 is the least, and the model says how it comes about."""
+        if self.outcome_leaves is None or self.latents is not None:
+            return False
+        law = self._look(
+            lambda model, z, outcomes, *given: count_law(model, z, outcomes, self.row_latents, *given), args, kwargs
+        )
+        return law is not None
+
+    def draw_count(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple, jax.Array], jax.Array]:
+        """The function ``(flat z, one-row slices, words of a key) -> count``, drawn from the model; see `has_count`."""
+        args, kwargs = self.without_private(args, kwargs)
+
+        def count(z: jax.Array, row: tuple, key: jax.Array) -> jax.Array:
+            key = jax.random.wrap_key_data(key, impl="threefry2x32")
+            given, at = self.with_private(args, kwargs, row), self.unravel(z)
+            (drawn,) = draw_outcomes(self._drawn_model(), at, self.outcomes, frozenset(), key, *given).values()
+            return jnp.reshape(drawn, ()).astype(jnp.uint32)
+
+        return count
+
+    def count_log_density(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple, jax.Array], jax.Array]:
+        """The function ``(flat z, one-row slices, count) -> log p(row' | z)``, where row' is the row with that outcome.
+        It counts once, however often the row's does.
+        """
+        args, kwargs = self.without_private(args, kwargs)
+
+        def log_density(z: jax.Array, row: tuple, count: jax.Array) -> jax.Array:
+            (law,) = laws_of(self._drawn_model(), self.unravel(z), self.outcomes, *self.with_private(args, kwargs, row))
+            values = dict.fromkeys(self.outcomes, jnp.full(law.shape(), count).astype(jnp.result_type(int)))
+            observed = dataclasses.replace(self, model=_Observe(self.model, values, counts_once=True))
             return observed.row_log_density(args, kwargs)(z, row)
 
         return log_density

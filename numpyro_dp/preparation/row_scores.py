@@ -16,11 +16,16 @@ from numpyro_dp.preparation.frames import Frame
 
 CENTRE_DRAWS = 8
 """Outcomes that are drawn for a row; they add less than an eighth of what the clip takes of the score's variance."""
+LISTED_COUNTS = 4
+"""Counts below are listed, each with its probability; others are drawn. Of a rare event, eight draws see nothing."""
 CENTRE_STEPS = 3
 """In which the equation for what is given back is solved. Of 400,000 rows one leaves a scale 7.5 standard deviations
 off, three .7."""
 _FAR = 3.0
 """A gradient so many times as long as the longest of the outcomes that the model draws for its row is outlying."""
+_SURPRISING = 1e-4
+"""An outcome with a listed chance is outlying if one whose gradient is about as long is less likely than this. Rare
+events that a model expects are not: most of what it says of the parameters comes from them."""
 _INWARD = 0.5**0.5
 """Of a step, where the information is compared: ``x d(x)`` is the integral of ``d`` from 0 to 1, if that is odd and
 cubic."""
@@ -165,7 +170,8 @@ def centred_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number:
     ``s g g'``, the main part of that.
 
     Where the outcome can have few values, none is drawn: each counts by its probability. Draws would not do where one
-    of them is rare, and so says nearly all. Pseudo-random numbers are public, and depend on the row's position only.
+    of them is rare, and so says nearly all. Of a count, the first few values are such ones, and larger ones are drawn.
+    Pseudo-random numbers are public, and depend on the row's position only.
 
     A row that counts w times has the gradient w g, but outcomes of the law with the gradient g: then the information
     is the mean of ``c g'``, or of ``s w g g'``.
@@ -174,6 +180,8 @@ def centred_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number:
     """
     if cut.num_outcomes is not None:
         return _scores_by_outcome(cut, frame, bound, row)
+    if cut.count_log_density is not None:
+        return _scores_by_count(cut, frame, bound, row, number)
     _, of_law, drawn = _drawn_gradients(cut, frame, row, _words(number))
     own = row_gradient(cut, frame, row)
     moved, lost = _recentred(drawn, bound)
@@ -216,6 +224,8 @@ def row_excesses(cut: Cut, frame: Frame, edges: jax.Array, row: tuple, number: j
     own = jnp.linalg.norm(gradient)
     if cut.num_outcomes is not None:
         _, gradients, chances = _outcomes(cut, frame, row)
+    elif cut.count_log_density is not None:
+        _, gradients, chances = _counts(cut, frame, row, number)
     else:
         _, _, gradients = _drawn_gradients(cut, frame, row, _words(number))
         gradients = jnp.concatenate([jnp.where(jnp.isfinite(own), gradient, 0)[None], gradients])
@@ -294,6 +304,10 @@ def row_bends(cut: Cut, frame: Frame, bound: jax.Array, steps: jax.Array, row: t
         words = _words(number)
 
         def told_at(u: jax.Array, step: jax.Array) -> jax.Array:
+            if cut.count_log_density is not None:
+                of_law, counted, chances = _counts(cut, frame._replace(center=frame.at(u)), row, number)
+                moved, _ = _recentred_counts(counted, chances, bound)
+                return (chances * _factors(moved, bound) * (moved @ step)) @ (of_law @ step)
             _, of_law, drawn = _drawn_gradients(cut, frame._replace(center=frame.at(u)), row, words)
             return jnp.mean(_factors(_recentred(drawn, bound)[0], bound) * (drawn @ step) * (of_law @ step))
 
@@ -328,13 +342,79 @@ def _scores_by_outcome(cut: Cut, frame: Frame, bound: jax.Array, row: tuple) -> 
     rarity = (_norms(gradients)[None] * _FAR >= _norms(gradients)[:, None]) @ chances
     of_own = (_norms(gradients) * _FAR >= jnp.linalg.norm(own)) @ chances
     is_finite = jnp.all(jnp.isfinite(own))
-    surprising = 1 / (1 + CENTRE_DRAWS)
     is_clipped = jnp.where(is_finite, jnp.linalg.norm(own + shift) > bound, True).astype(own.dtype)
-    is_outlying = jnp.where(is_finite, is_clipped * (of_own < surprising), 1)
-    are_clipped, are_outlying = lengths > bound, (rarity < surprising) & (lengths > bound)
+    is_outlying = jnp.where(is_finite, is_clipped * (of_own < _SURPRISING), 1)
+    are_clipped, are_outlying = lengths > bound, (rarity < _SURPRISING) & (lengths > bound)
     return RowScores(
         own + shift,
         _answer((gradients + shift) * (chances * factors)[:, None], of_law),
+        (gradients * chances[:, None]).T @ of_law,
+        chances @ (factors * lengths) ** 2,
+        is_clipped - is_outlying - chances @ (are_clipped & ~are_outlying),
+        is_outlying - chances @ are_outlying,
+    )
+
+
+def _counts(cut: Cut, frame: Frame, row: tuple, number: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The row's gradients with the first few counts and with drawn ones, these as often as it counts, and how likely
+    each is: a drawn count stands for an eighth of the larger ones, and one that is not larger for nothing.
+    """
+    assert cut.draw_count is not None
+    assert cut.count_log_density is not None
+    draw, density, zero = cut.draw_count, cut.count_log_density, jnp.zeros_like(jnp.asarray(frame.center))
+    drawn = jax.vmap(lambda words: draw(frame.at(zero), row, words))(_words(number))
+    counts = jnp.concatenate([jnp.arange(LISTED_COUNTS, dtype=drawn.dtype), drawn])
+    values, gradients = jax.vmap(lambda k: jax.value_and_grad(lambda u: density(frame.at(u), row, k))(zero))(counts)
+    of_larger = jnp.where(counts < LISTED_COUNTS, 0, 1 / CENTRE_DRAWS).astype(values.dtype)
+    chances = jnp.where(_are_listed(counts), jnp.exp(values), of_larger)
+    chances = jnp.where(jnp.isfinite(values) & jnp.isfinite(chances), chances, 0)
+    gradients = _finite(gradients)
+    return gradients, gradients if cut.row_weight is None else _finite(cut.row_weight(row) * gradients), chances
+
+
+def _are_listed(nodes: jax.Array) -> jax.Array:
+    """Of the counts of `_counts`, which are listed."""
+    return jnp.arange(len(nodes)) < LISTED_COUNTS
+
+
+_OTHERS = CENTRE_DRAWS / (CENTRE_DRAWS - 1)
+"""Where a drawn count is left out, the others stand for it, too."""
+
+
+def _recentred_counts(gradients: jax.Array, chances: jax.Array, bound: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`_recentred` for `_counts`: a drawn one is not among the others that it is moved by."""
+    are_listed = _are_listed(gradients)[:, None]
+    moved, lost = gradients, jnp.zeros_like(gradients)
+    for _ in range(2 * CENTRE_STEPS):
+        given = chances[:, None] * lost
+        of_drawn = jnp.sum(jnp.where(are_listed, 0, given), 0)
+        of_listed = jnp.sum(given, 0) - of_drawn
+        moved = gradients + of_listed + jnp.where(are_listed, of_drawn, _OTHERS * (of_drawn - given))
+        lost = moved - jax.vmap(lambda x: clip_norm(x, bound))(moved)
+    return moved, lost
+
+
+def _scores_by_count(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number: jax.Array) -> RowScores:
+    """`centred_scores` by the first few counts, each with its probability, and larger ones that are drawn."""
+    of_law, gradients, chances = _counts(cut, frame, row, number)
+    own = row_gradient(cut, frame, row)
+    moved, lost = _recentred_counts(gradients, chances, bound)
+    shift, factors, lengths = chances @ lost, _factors(moved, bound), _norms(moved)
+    # How likely a gradient is of about a length, or longer. None of the drawn ones counts for itself, and for the row's
+    # own gradient the first of them does not count: then rows and draws are outlying equally often.
+    are_listed = _are_listed(chances)
+    is_other = ~jnp.eye(len(chances), dtype=bool)
+    without = jnp.where(are_listed, chances, _OTHERS * chances * is_other)
+    without = jnp.where(are_listed[:, None], chances, without)
+    rarity = jnp.sum(without * (_norms(gradients)[None] * _FAR >= _norms(gradients)[:, None]), 1)
+    of_own = (_norms(gradients) * _FAR >= jnp.linalg.norm(own)) @ without[LISTED_COUNTS]
+    is_finite = jnp.all(jnp.isfinite(own))
+    is_clipped = jnp.where(is_finite, jnp.linalg.norm(own + shift) > bound, True).astype(own.dtype)
+    is_outlying = jnp.where(is_finite, is_clipped * (of_own < _SURPRISING), 1)
+    are_clipped, are_outlying = lengths > bound, (rarity < _SURPRISING) & (lengths > bound)
+    return RowScores(
+        own + shift,
+        _answer(moved * (chances * factors)[:, None], of_law),
         (gradients * chances[:, None]).T @ of_law,
         chances @ (factors * lengths) ** 2,
         is_clipped - is_outlying - chances @ (are_clipped & ~are_outlying),
