@@ -58,6 +58,7 @@ from numpyro_dp.model.latents import (
     latent_means,
 )
 from numpyro_dp.model.tracing import Params, fix_latents, keep_sites, sum_over_latents
+from numpyro_dp.statements import some_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -484,11 +485,23 @@ class SeparableModel:
         """Flat unconstrained draws of the prior, shape (num, d) or fewer; and supports of sites that cannot be drawn.
 
         From an improper prior nothing can be drawn: its values are uniform in (-2, 2), as NumPyro starts its chains.
+
+        :raises ValueError: if hardly any draw is finite.
         """
         improper: dict[str, Any] = {}
         strategy = functools.partial(_to_sample, improper=improper)
         params, valid = self.init_params(jax.random.split(jax.random.key(0), num), strategy, args, kwargs)
-        return np.asarray(jax.vmap(self.ravel)(params), float)[np.asarray(valid)], improper
+        draws = np.asarray(jax.vmap(self.ravel)(params), float)[np.asarray(valid)]
+        if len(draws) < _LEAST_DRAWS * num:
+            sites = [name for name, x in params.items() if not np.isfinite(x).all()]
+            whose = f" (sites {some_of(sites)})" if sites else ""
+            raise ValueError(
+                f"of {num:,} draws of the prior, {len(draws):,} are finite{whose}. "
+                "Where the search for the posterior begins is taken from them. Nothing was released. Most draws of a "
+                "Gamma(0.001, 0.001), say, are 0 in single precision: give a prior that says how large a parameter may "
+                "be, such as HalfNormal(scale) for a standard deviation"
+            )
+        return draws, improper
 
     def public(self, args: tuple, kwargs: dict) -> PublicArguments:
         """The arguments for who must not see the table."""
@@ -523,6 +536,10 @@ class SeparableModel:
         model = fix_continuous(fix_latents(self.model, dict.fromkeys(self.row_latents, 0.0)), names)
         of_rows = self.row_sites | names
         return keep_sites(model, lambda name: name not in of_rows, self.plates_of_one, 1)
+
+
+_LEAST_DRAWS = 0.1
+"""Of the prior's draws, so many must be finite."""
 
 
 def _to_sample(site: dict, improper: dict[str, Any]) -> Any:

@@ -382,24 +382,25 @@ _OTHERS = CENTRE_DRAWS / (CENTRE_DRAWS - 1)
 
 
 def _recentred_counts(gradients: jax.Array, chances: jax.Array, bound: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`_recentred` for `_counts`: a drawn one is not among the others that it is moved by."""
+    """Each of the gradients of `_counts`, moved by what the clip takes on average; and what a row is moved by (m,).
+
+    As in `_recentred`, a drawn one is not among the others that it is moved by.
+    """
     are_listed = _are_listed(gradients)[:, None]
-    moved, lost = gradients, jnp.zeros_like(gradients)
+    moved, shift = gradients, jnp.zeros_like(gradients[0])
     for _ in range(2 * CENTRE_STEPS):
-        given = chances[:, None] * lost
-        of_drawn = jnp.sum(jnp.where(are_listed, 0, given), 0)
-        of_listed = jnp.sum(given, 0) - of_drawn
-        moved = gradients + of_listed + jnp.where(are_listed, of_drawn, _OTHERS * (of_drawn - given))
-        lost = moved - jax.vmap(lambda x: clip_norm(x, bound))(moved)
-    return moved, lost
+        given = chances[:, None] * (moved - jax.vmap(lambda x: clip_norm(x, bound))(moved))
+        shift, of_drawn = jnp.sum(given, 0), jnp.sum(jnp.where(are_listed, 0, given), 0)
+        moved = gradients + jnp.where(are_listed, shift, shift - of_drawn + _OTHERS * (of_drawn - given))
+    return moved, shift
 
 
 def _scores_by_count(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number: jax.Array) -> RowScores:
     """`centred_scores` by the first few counts, each with its probability, and larger ones that are drawn."""
     of_law, gradients, chances = _counts(cut, frame, row, number)
     own = row_gradient(cut, frame, row)
-    moved, lost = _recentred_counts(gradients, chances, bound)
-    shift, factors, lengths = chances @ lost, _factors(moved, bound), _norms(moved)
+    moved, shift = _recentred_counts(gradients, chances, bound)
+    factors, lengths = _factors(moved, bound), _norms(moved)
     # How likely a gradient is of about a length, or longer. None of the drawn ones counts for itself, and for the row's
     # own gradient the first of them does not count: then rows and draws are outlying equally often.
     are_listed = _are_listed(chances)

@@ -257,12 +257,12 @@ def test_a_frame_is_usable_where_it_is_near_and_not_all_noise(changes, expected)
 
 
 def test_the_next_round_is_paid_better_where_noise_alone_decides_on_the_step():
-    assert ENOUGH.worth == GROWTH
-    assert ENOUGH._replace(distance=1e3).worth == 1 / GROWTH
-    assert ENOUGH._replace(edge=1e3).worth == 1.0
+    assert ENOUGH.price_factor == GROWTH
+    assert ENOUGH._replace(distance=1e3).price_factor == 1 / GROWTH
+    assert ENOUGH._replace(edge=1e3).price_factor == 1.0
     long = ENOUGH._replace(distance=1e3, noise=100.0)  # cheaper, but not so that noise decides
-    assert long.worth == 0.8
-    assert long._replace(noise=140.0).worth == 1.0
+    assert long.price_factor == 0.8
+    assert long._replace(noise=140.0).price_factor == 1.0
 
 
 def test_what_is_told_is_what_the_last_rounds_released_near_the_posterior():

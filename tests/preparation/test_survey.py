@@ -18,7 +18,7 @@ from scipy import stats
 import numpyro_dp.preparation.row_scores
 from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.preparation.frames import Frame
-from numpyro_dp.preparation.row_scores import _FAR, CENTRE_DRAWS, FEW, centred_scores, has_kinks, row_bends
+from numpyro_dp.preparation.row_scores import _FAR, CENTRE_DRAWS, SHARE_OF_FEW, centred_scores, has_kinks, row_bends
 from numpyro_dp.preparation.search import LINE
 from numpyro_dp.preparation.survey import (
     _LIGHT,
@@ -694,7 +694,7 @@ def long_rows_of(noise, edges):
     frame = Frame(FRAME.center, np.eye(M) / math.sqrt(LINEAR))
     survey = with_rows(linear_survey(), linear_rows(LINEAR, noise))
     found, scale = survey.long_rows(draw(len(edges) - 1), frame, np.asarray(edges) / math.sqrt(LINEAR))
-    assert scale == pytest.approx((1 + FEW) / 2 * 2 * MULTIPLIER * math.sqrt(len(edges) - 1), rel=3e-3)
+    assert scale == pytest.approx((1 + SHARE_OF_FEW) / 2 * 2 * MULTIPLIER * math.sqrt(len(edges) - 1), rel=3e-3)
     return found
 
 
