@@ -135,6 +135,11 @@ def find_cut(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: b
         phi = _choose(graph, banned)
     if smallest.size < phi.size and not _check(graph, smallest, separated, public, may_be_tied=True):
         phi = smallest
+    elif checkable and (weights := _confined(graph) & _linear(graph)):
+        # The likelihood of a positive slope is a parabola in the slope, and goes on below 0. Its logarithm bends it.
+        of_weights = _choose(graph, banned, _confined(graph) - weights)
+        if of_weights.size == phi.size and not _check(graph, of_weights, separated, public, may_be_tied=True):
+            phi = of_weights
     return _trivial(graph, separated, args, kwargs) if _is_z(graph, phi) else _cut(graph, phi, separated, public)
 
 
@@ -256,8 +261,11 @@ class _Phi(NamedTuple):
     size: int
 
 
-def _choose(graph: Graph, banned: Collection[int]) -> _Phi:
-    cut = _minimum_cut(graph, banned)
+def _choose(graph: Graph, banned: Collection[int], confined: Collection[int] | None = None) -> _Phi:
+    """
+    :param confined: values that had better not be a part of it; by default, `_confined`.
+    """
+    cut = _minimum_cut(graph, banned, _confined(graph) if confined is None else confined)
     for value in sorted(cut):
         cut = (cut - {value}) | {_before_affine(graph, value)}
     entries = [graph.entries[v].ravel() for v in sorted(cut) if v in graph.entries]
@@ -266,13 +274,13 @@ def _choose(graph: Graph, banned: Collection[int]) -> _Phi:
     return _Phi(index, values, tuple(sorted(cut)), index.size + sum(map(graph.size, values)))
 
 
-def _minimum_cut(graph: Graph, banned: Collection[int]) -> set[int]:
+def _minimum_cut(graph: Graph, banned: Collection[int], confined: Collection[int]) -> set[int]:
     """The values that separate z from what depends on the row: of the smallest total size; among these, with the fewest
     entries that are confined to a range; among these, nearest to the data.
 
     A value is an edge from vertex 2v to vertex 2v + 1, whose width is its size. All other edges are wide.
     """
-    confined, sink = _confined(graph), 2 * len(graph.avals)
+    sink = 2 * len(graph.avals)
     wide: set[tuple[int, int]] = {(2 * graph.output + 1, sink)} if graph.of_z_alone(graph.output) else set()
     values = {graph.z}
     for op in graph.needed([graph.output]):
@@ -312,6 +320,20 @@ def _confined(graph: Graph) -> set[int]:
     return confined
 
 
+def _linear(graph: Graph) -> set[int]:
+    """Values of z that meet a row as terms and factors only, such as weights of covariates."""
+    used, bent = set[int](), set[int]()
+    for op in reversed(graph.needed([graph.output])):
+        name = op.eqn.primitive.name
+        is_bent = name not in _LINEAR or any(graph.of_z_alone(v) for v in op.outputs)
+        if name in _RESHAPING:
+            is_bent = not bent.isdisjoint(op.outputs)
+        used.update(op.inputs)
+        if is_bent:
+            bent.update(op.inputs)
+    return {v for v in used - bent if graph.of_z_alone(v)}
+
+
 def _before_affine(graph: Graph, value: int) -> int:
     """The value of the same size that one of a cut is an affine function of: best an entry of z, which has a name."""
     while value not in graph.entries:
@@ -332,6 +354,8 @@ _CONFINING = frozenset([
     "custom_vjp_call_jaxpr", "erf", "erfc", "exp", "exp2", "expm1", "floor", "integer_pow", "log1p", "logistic", "max",
     "min", "pow", "reduce_max", "reduce_min", "rem", "round", "rsqrt", "sign", "sin", "sqrt", "square", "tanh",
 ])
+_LINEAR = frozenset(["add", "add_any", "dot_general", "mul", "sub"])
+_RESHAPING = frozenset(["broadcast_in_dim", "convert_element_type", "reshape", "squeeze", "transpose"])
 _JOINING = frozenset(["concatenate", "dynamic_update_slice", "scatter", "select_n", "stack"])
 _AFFINE = frozenset([
     "add", "add_any", "broadcast_in_dim", "convert_element_type", "copy", "div", "expand_dims", "gather", "mul", "neg",
@@ -472,8 +496,22 @@ def _names(graph: Graph, phi: _Phi, separated: SeparableModel) -> tuple[str, ...
     of_z = _entry_names(separated)
     names = [of_z[k] for k in phi.entries]
     for v in phi.values:
-        names += _indexed(f"{graph.op_of[v].eqn.primitive.name}_{v}", graph.avals[v].shape)
+        entries = _entries_behind(graph, v)
+        if entries is None:
+            names += _indexed(f"{graph.op_of[v].eqn.primitive.name}_{v}", graph.avals[v].shape)
+        else:
+            names += [of_z[k] for k in entries.ravel()]
     return tuple(names)
+
+
+def _entries_behind(graph: Graph, value: int) -> np.ndarray | None:
+    """The entries of z that a value is a function of, one of each, such as a positive weight of its logarithm."""
+    while value not in graph.entries:
+        parents = graph.parents(value)
+        if len(parents) != 1 or graph.size(parents[0]) != graph.size(value):
+            return None
+        (value,) = parents
+    return graph.entries[value]
 
 
 def _indexed(name: str, shape: Shape) -> list[str]:

@@ -602,3 +602,33 @@ def test_a_model_that_reads_tracers_from_elsewhere_has_a_cut_without_numbers():
         return cut.row_log_density(jnp.ones(2), _one_row(separated, (y, y), {}))
 
     assert np.isfinite(inside(2.0))
+
+
+# -- Positive weights --------------------------------------------------------------------------------------------------
+
+
+def _weighted(prior):
+    def model(X, y):
+        a = numpyro.sample("a", dist.Normal(0, 3))
+        w = numpyro.sample("w", prior.expand([2]).to_event(1))
+        s = numpyro.sample("s", dist.HalfNormal(3))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(a + X @ w, s), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize("prior", [dist.HalfNormal(1), dist.Beta(2, 2)], ids=["half-normal", "beta"])
+def test_a_positive_weight_is_a_coordinate_itself(prior, x64):
+    """Not its logarithm, along which a likelihood that goes on below 0 would be bent. A scale stays a logarithm."""
+    X, y = np.random.default_rng(0).normal(size=(9, 2)), np.ones(9)
+    separated = separate(_weighted(prior), (X, y))
+    cut = find_cut(separated, (X, y), {})
+    z = jnp.asarray(np.random.default_rng(1).normal(size=4))
+    weights = np.asarray(separated.constrain((X, y), {})(separated.unravel(z))["w"])
+    phi = dict(zip(cut.names, np.asarray(cut.coordinates(z)), strict=True))
+    np.testing.assert_allclose([phi[f"w[{k}]"] for k in range(2)], weights)
+    assert phi["s"] == pytest.approx(float(separated.unravel(z)["s"]))
+    row = jnp.asarray(X[:1]), jnp.asarray(y[:1])
+    at_z = separated.row_log_density((X, y), {})(z, row)
+    np.testing.assert_allclose(cut.row_log_density(cut.coordinates(z), row), at_z, rtol=1e-12)
