@@ -335,6 +335,57 @@ def tiny_units(rng, n):
 # == Rows that tell very unequally much ================================================================================
 
 
+@problem(50_000)
+def incidence_of_a_disease(rng, n):
+    """Two cases in a hundred persons, most of whom were watched for some years."""
+
+    def model(age, male, years, cases):
+        a = numpyro.sample("a", dist.Normal(-4, 3))
+        by_decade = numpyro.sample("by_decade", dist.Normal(0, 1))
+        of_men = numpyro.sample("of_men", dist.Normal(0, 1))
+        with rows(cases.shape[0]):
+            rate = years * jnp.exp(a + by_decade * (age - 50) / 10 + of_men * male)
+            numpyro.sample("cases", dist.Poisson(rate), obs=cases)
+
+    age, male, years = rng.uniform(20, 80, n), rng.random(n) < 0.5, rng.uniform(0.5, 6, n)
+    rate = years * np.exp(-5.3 + 0.3 * (age - 50) / 10 + 0.4 * male)
+    return model, {"age": age, "male": male * 1.0, "years": years, "cases": rng.poisson(rate)}
+
+
+@problem(20_000)
+def injuries_at_work(rng, n):
+    """One in ten persons and years, and more of them than others."""
+
+    def model(x, injuries):
+        a = numpyro.sample("a", dist.Normal(0, 3))
+        b = normals("b", 1.0, 3)
+        concentration = numpyro.sample("concentration", dist.Gamma(2, 1))
+        with rows(injuries.shape[0]):
+            numpyro.sample("injuries", dist.NegativeBinomial2(jnp.exp(a + x @ b), concentration), obs=injuries)
+
+    x = rng.standard_normal((n, 3))
+    mean = np.exp(-2.4 + x @ [0.4, -0.2, 0.1])
+    return model, {"x": x, "injuries": rng.poisson(mean * rng.gamma(0.7, 1 / 0.7, n))}
+
+
+@problem(20_000)
+def falls_among_inpatients(rng, n):
+    """Some thousand admissions to each of eight wards; of each some hundred with a fall, or some ten."""
+
+    def model(ward, age, falls):
+        base = numpyro.sample("base", dist.Normal(-3, 2))
+        tau = numpyro.sample("tau", dist.HalfNormal(1))
+        with numpyro.plate("wards", 8):
+            z = numpyro.sample("z", dist.Normal(0, 1))
+        b = numpyro.sample("b", dist.Normal(0, 0.5))
+        with rows(falls.shape[0]):
+            numpyro.sample("falls", dist.Poisson(jnp.exp(base + (tau * z)[ward] + b * (age - 65) / 10)), obs=falls)
+
+    ward, age = rng.integers(0, 8, n), rng.normal(65, 15, n)
+    rate = np.exp(-3.5 + 0.7 * rng.standard_normal(8)[ward] + 0.2 * (age - 65) / 10)
+    return model, {"ward": ward, "age": age, "falls": rng.poisson(rate)}
+
+
 @problem(4_000)
 def deaths_by_county(rng, n):
     """Populations from a thousand to some millions: few rows tell most."""
