@@ -413,13 +413,15 @@ def _scores_by_count(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, numbe
     is_clipped = jnp.where(is_finite, jnp.linalg.norm(own + shift) > bound, True).astype(own.dtype)
     is_outlying = jnp.where(is_finite, is_clipped * (of_own < _SURPRISING), 1)
     are_clipped, are_outlying = lengths > bound, (rarity < _SURPRISING) & (lengths > bound)
+    # Chances add up to 1 on average only.
+    expected = jnp.minimum(chances @ (are_clipped & ~are_outlying), 1)
     return RowScores(
         own + shift,
         _answer(moved * (chances * factors)[:, None], of_law),
         (gradients * chances[:, None]).T @ of_law,
         chances @ (factors * lengths) ** 2,
-        is_clipped - is_outlying - chances @ (are_clipped & ~are_outlying),
-        is_outlying - chances @ are_outlying,
+        is_clipped - is_outlying - expected,
+        is_outlying - jnp.minimum(chances @ are_outlying, 1),
     )
 
 

@@ -76,8 +76,37 @@ def drawn_linear(phi, row, words):
     return linear(phi, (X, jax.lax.stop_gradient(X[0] @ phi + normal)[None]))
 
 
-DRAWN = {logistic: drawn_logistic, yes_or_no: listed_yes_or_no, log_normal: drawn_log_normal, linear: drawn_linear}
+def counts(phi, row):
+    """Poisson, with the logarithm of the mean in a range in which single precision holds what it should."""
+    X, y = row
+    eta = jnp.clip(X[0] @ phi, -20.0, 20.0)
+    return y[0] * eta - jnp.exp(eta) - jax.lax.lgamma(y[0] + 1)
+
+
+def draw_count(phi, row, words):
+    X, _ = row
+    mean = jnp.exp(jnp.clip(jnp.nan_to_num(X[0] @ phi), -20.0, 20.0))
+    return jax.random.poisson(jax.random.wrap_key_data(words), mean).astype(jnp.uint32)
+
+
+def drawn_counts(phi, row, words):
+    return count_log_density(phi, row, jax.lax.stop_gradient(draw_count(phi, row, words)))
+
+
+def count_log_density(phi, row, count):
+    X, y = row
+    return counts(phi, (X, count[None].astype(y.dtype)))
+
+
+DRAWN = {
+    logistic: drawn_logistic,
+    yes_or_no: listed_yes_or_no,
+    log_normal: drawn_log_normal,
+    linear: drawn_linear,
+    counts: drawn_counts,
+}
 OUTCOMES = {yes_or_no: 2}
+OF_COUNTS = {"draw_count": draw_count, "count_log_density": count_log_density}
 
 
 # -- Surveys -----------------------------------------------------------------------------------------------------------
@@ -98,7 +127,8 @@ def survey_of(
     vault = Vault(rows, neighboring_relation=relation, ledger=ledger)
     target = PrivateTarget(vault, lambda z: -z @ z / 2, density, num_params=M, num_rows=len(rows[0]), power=power)
     cut = cut_of(density, DRAWN[density] if can_draw else None)
-    return Survey(target, dataclasses.replace(cut, apart=apart, num_outcomes=OUTCOMES.get(density)), is_smooth)
+    of_outcomes = OF_COUNTS if density is counts and can_draw else {"num_outcomes": OUTCOMES.get(density)}
+    return Survey(target, dataclasses.replace(cut, apart=apart, **of_outcomes), is_smooth)
 
 
 def with_rows(survey, rows, dtype=None):

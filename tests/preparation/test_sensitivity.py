@@ -38,6 +38,7 @@ from tests.helpers.surveys import (
     MULTIPLIER,
     STEPS,
     M,
+    counts,
     cut_of,
     draw,
     drawn_linear,
@@ -298,6 +299,7 @@ def norms(values):
 
 EVERYDAY = {
     (yes_or_no, "replace_one"),
+    (counts, "replace_one"),
     (log_normal, "replace_one"),
     (log_normal, "add_or_remove_one"),
     (linear, "add_or_remove_one"),
@@ -308,7 +310,7 @@ CASES = [
         id=f"{density.__name__}-{relation}-{'smooth' if smooth else 'kinked'}",
         marks=() if (density, relation) in EVERYDAY else pytest.mark.nightly,
     )
-    for density in (logistic, yes_or_no, log_normal, linear)
+    for density in (logistic, yes_or_no, counts, log_normal, linear)
     for relation, smooth in (("replace_one", True), ("add_or_remove_one", True), ("add_or_remove_one", False))
 ]
 
