@@ -128,18 +128,19 @@ def few_outcomes(
     return {site["name"]: values} if len(values) <= FEW else None
 
 
-def count_law(
+def is_count(
     model: Callable, z: Params, outcomes: frozenset[str], latents: frozenset[str], args: tuple, kwargs: dict
-) -> dist.Distribution | None:
-    """The law of a row's outcome, if that is one count, of which 0 is the least.
+) -> bool:
+    """Whether a row's outcome is one count, of which 0 is the least, and can be drawn.
 
-    :param model, z, outcomes, latents: as in `draw_outcomes`.
+    :param model: at one row.
+    :param z, outcomes, latents: as in `draw_outcomes`.
     """
     if len(outcomes) != 1 or latents:
-        return None
-    (fn,) = laws_of(model, z, outcomes, args, kwargs)
-    is_known = not is_own(fn) and is_drawable(fn, True) and math.prod(fn.shape()) == 1
-    return fn if is_known and _counts_from_zero(fn.support) else None
+        return False
+    (law,) = laws_of(model, z, outcomes, args, kwargs)
+    is_one = math.prod(law.shape()) == 1 and _counts_from_zero(law.support)
+    return is_one and not is_own(law) and is_drawable(_ending(law), True)
 
 
 def _counts_from_zero(support: Any) -> bool:

@@ -41,9 +41,9 @@ from numpyro_dp.model.arguments import (
 from numpyro_dp.model.drawing import (
     CannotDrawError,
     are_all_seen,
-    count_law,
     draw_outcomes,
     few_outcomes,
+    is_count,
     laws_of,
     leaves_of,
     weight_of,
@@ -335,10 +335,12 @@ class SeparableModel:
         """Whether a row's outcome is one count, of which 0 is the least, and the model says how it comes about."""
         if self.outcome_leaves is None or self.latents is not None:
             return False
-        law = self._look(
-            lambda model, z, outcomes, *given: count_law(model, z, outcomes, self.row_latents, *given), args, kwargs
+        # As observed: to draw takes long to trace.
+        return self._look(
+            lambda _, z, outcomes, *given: is_count(self._as_one_row, z, outcomes, self.row_latents, *given),
+            args,
+            kwargs,
         )
-        return law is not None
 
     def draw_count(self, args: tuple, kwargs: dict) -> Callable[[jax.Array, tuple, jax.Array], jax.Array]:
         """The function ``(flat z, one-row slices, words of a key) -> count``, drawn from the model; see `has_count`."""
