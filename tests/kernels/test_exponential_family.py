@@ -544,6 +544,7 @@ def times(y):
 
 
 @pytest.mark.statistical
+@pytest.mark.nightly
 def test_gamma_posterior():
     values = np.clip(np.random.default_rng(4).gamma(2.0, 0.7, N), 0.05, 10)
     draws = posterior_draws(times, values, (0.05, 10.0), eps=20000.0, num_samples=8000, dense_mass=True)

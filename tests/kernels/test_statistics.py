@@ -382,6 +382,7 @@ def on_batches(batches, **options):
             on_batches(PoissonBatches(rate=0.2), eps=None, noise_multiplier_ratio=1.0, clip_ratio=4.0),
             1.002,
             id="poisson_noise",
+            marks=pytest.mark.nightly,
         ),
     ],
 )

@@ -111,6 +111,7 @@ def model(X, y=None):
 
 
 @pytest.mark.statistical
+@pytest.mark.nightly
 def test_a_normal_law_of_rows_with_heavier_tails_is_right(monkeypatch):
     """Its exact posterior is about the moments of the rows, whatever law they have. Scales are exp(x) apart by t noise
     with 5 degrees of freedom; without the counts, and without room for a misfit, the clip takes a part of the

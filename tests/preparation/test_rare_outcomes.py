@@ -294,6 +294,7 @@ def table_on_raw_scales(n=20_000):
 
 
 @pytest.mark.statistical
+@pytest.mark.nightly
 def test_a_frame_in_which_the_clip_takes_nearly_all_is_not_taken_for_right():
     """The prior's mean is near, so that the first round seems to have arrived, in a frame four times too wide.
 

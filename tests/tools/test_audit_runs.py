@@ -170,6 +170,7 @@ def test_chains_that_a_preparation_chooses_are_not_audited_with_it():
 
 
 @pytest.mark.statistical
+@pytest.mark.nightly
 def test_half_the_noise_is_noticed(monkeypatch):
     monkeypatch.setattr(NoiseSource, "draw", noise_divided_by(2))
     found = run(langevin())
