@@ -91,7 +91,7 @@ def test_what_is_expected_of_a_count_is_what_its_law_says(law, mean, most, room,
         np.testing.assert_array_less(np.abs(values.mean(0) - expected), 5 * error + unseen)
 
     assert_mean(np.einsum("y,nyi->ni", p, clipped), 0)
-    assert_mean(found.clipped @ p, 0)
+    assert_mean(found.clipped @ p, 0, unseen=5e-4)  # it is at least -1; a tenth of what the verdict takes for a reason
     assert_mean(found.outlying @ p, 0, unseen=1e-4)
     answers = np.einsum("y,nyi,yj->nij", p, clipped, gradients)
     assert_mean(np.asarray(found.information)[:, 0] - (answers + answers.swapaxes(1, 2)) / 2, 0)
