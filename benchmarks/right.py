@@ -178,7 +178,7 @@ WHITENED = ("age_and_its_square", "calendar_years")
 def kept_exact_run(folder, name, model, kwargs, seed):
     """The same, once for a folder and a zoo: exact draws do not depend on what is judged by them."""
     zoos = {"zoo_fresh.py": FRESH, "zoo_awkward.py": AWKWARD, "zoo_limit.py": LIMIT}
-    parts = ("zoo.py", next((file for file, problems in zoos.items() if name in problems), "zoo_unseen.py"))
+    parts = ("zoo.py", "limit.py", next((file for file, problems in zoos.items() if name in problems), "zoo_unseen.py"))
     files = [Path(__file__).with_name(part).read_bytes() for part in parts]
     zoo = hashlib.sha256(b"".join(files)).hexdigest()[:8]
     path = Path(folder) / f"{name}-{seed}-{zoo}.npz"

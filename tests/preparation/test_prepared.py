@@ -212,6 +212,20 @@ def test_an_improper_prior_does_not_say_where_to_begin_and_is_refused_before_any
     assert kernel.ledger.untouched
 
 
+def test_a_prior_of_which_hardly_a_draw_is_finite_is_refused_before_anything_is_released():
+    """Most draws of such a gamma law are 0 in single precision, and a precision of 0 is no parameter."""
+
+    def model(y=None, num_rows=N):
+        precision = numpyro.sample("precision", dist.Gamma(0.001, 0.001).expand([4]).to_event(1))
+        with numpyro.plate("rows", num_rows):
+            numpyro.sample("y", dist.Normal(0, jnp.sum(precision) ** -0.5), obs=y)
+
+    kernel = DPHMC(model, eps=20.0, num_iterations=6)
+    with pytest.raises(ValueError, match=r"of 1,000 draws of the prior, \d+ are finite \(sites precision\)"):
+        kernel.prepare(np.zeros(N))
+    assert kernel.ledger.untouched
+
+
 @pytest.mark.parametrize(
     ("supports", "options"),
     [
