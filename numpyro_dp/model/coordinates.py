@@ -321,17 +321,18 @@ def _confined(graph: Graph) -> set[int]:
 
 
 def _linear(graph: Graph) -> set[int]:
-    """Values of z that meet a row as terms and factors only, such as weights of covariates."""
+    """Values of z that meet a row as terms and factors only, such as weights of covariates. Each entry is made of one
+    entry of z: of values that are ordered, say, a likelihood may end where the order does."""
     used, bent = set[int](), set[int]()
     for op in reversed(graph.needed([graph.output])):
         name = op.eqn.primitive.name
         is_bent = name not in _LINEAR or any(graph.of_z_alone(v) for v in op.outputs)
-        if name in _RESHAPING:
+        if name in _PICKING:
             is_bent = not bent.isdisjoint(op.outputs)
         used.update(op.inputs)
         if is_bent:
             bent.update(op.inputs)
-    return {v for v in used - bent if graph.of_z_alone(v)}
+    return {v for v in used - bent if graph.of_z_alone(v) and _entries_behind(graph, v) is not None}
 
 
 def _before_affine(graph: Graph, value: int) -> int:
@@ -355,13 +356,16 @@ _CONFINING = frozenset([
     "min", "pow", "reduce_max", "reduce_min", "rem", "round", "rsqrt", "sign", "sin", "sqrt", "square", "tanh",
 ])
 _LINEAR = frozenset(["add", "add_any", "dot_general", "mul", "sub"])
-_RESHAPING = frozenset(["broadcast_in_dim", "convert_element_type", "reshape", "squeeze", "transpose"])
+_PICKING = frozenset([
+    "broadcast_in_dim", "convert_element_type", "gather", "reshape", "select_n", "slice", "squeeze", "transpose",
+])
 _JOINING = frozenset(["concatenate", "dynamic_update_slice", "scatter", "select_n", "stack"])
 _AFFINE = frozenset([
     "add", "add_any", "broadcast_in_dim", "convert_element_type", "copy", "div", "expand_dims", "gather", "mul", "neg",
     "reshape", "rev", "squeeze", "sub", "transpose",
 ])
 # fmt: on
+_ONE_BY_ONE = (_AFFINE | _CONFINING) - {"gather", "rev", "transpose"}
 
 
 # -- The two functions -------------------------------------------------------------------------------------------------
@@ -507,8 +511,8 @@ def _names(graph: Graph, phi: _Phi, separated: SeparableModel) -> tuple[str, ...
 def _entries_behind(graph: Graph, value: int) -> np.ndarray | None:
     """The entries of z that a value is a function of, one of each, such as a positive weight of its logarithm."""
     while value not in graph.entries:
-        parents = graph.parents(value)
-        if len(parents) != 1 or graph.size(parents[0]) != graph.size(value):
+        parents, name = graph.parents(value), graph.op_of[value].eqn.primitive.name
+        if len(parents) != 1 or graph.size(parents[0]) != graph.size(value) or name not in _ONE_BY_ONE:
             return None
         (value,) = parents
     return graph.entries[value]
@@ -570,7 +574,8 @@ def _check(graph: Graph, phi: _Phi, separated: SeparableModel, public: Sequence,
         density = functools.partial(_row_log_density, graph, phi, public)
         by_phi = over_rows(density, jnp.concatenate([of_draws, mixed]))
         if may_be_tied:
-            return over_rows(at_z, z), by_phi, _beyond(density, mixed, rows), jnp.zeros((_MIXED, len(rows[0])))
+            goes_on = _beyond(density, of_draws, mixed, rows, _places(graph, phi))
+            return over_rows(at_z, z), by_phi, goes_on, jnp.zeros((_MIXED, len(rows[0])))
         nearest, distance = jax.vmap(lambda z, target: _nearest(lambda z: coordinates(z) / scale, z, target / scale))(
             z[np.arange(_MIXED) % _DRAWS], mixed
         )
@@ -602,11 +607,23 @@ def _blame(graph: Graph, phi: _Phi, separated: SeparableModel, numbers: _Numbers
     return set() if well and not tied.any() else set(phi.values) or {graph.z}
 
 
-def _beyond(density: Callable, points: jax.Array, rows: tuple) -> jax.Array:
-    """0 by point and coordinate where a density goes on; infinity where it ends: where it is not defined for some row,
-    or flat for all, as where it is cut off."""
-    slopes = jax.vmap(lambda point: jax.vmap(lambda row: jax.grad(density)(point, row))(rows))(points)
-    return jnp.where(jnp.isfinite(slopes).all(1) & (slopes != 0).any(1), 0.0, jnp.inf)
+def _beyond(
+    density: Callable, within: jax.Array, beyond: jax.Array, rows: tuple, places: Sequence[np.ndarray]
+) -> jax.Array:
+    """0 by point beyond and coordinate where a density goes on; infinity where it ends: where it is not defined for
+    some row, or flat for all, as where it is cut off.
+
+    :param within, beyond: points, shape (count, m).
+    :param places: of each value, its coordinates. Where rows pick from it, the others are taken to be as those that
+        some row sees.
+    """
+    slopes = jax.vmap(lambda point: jax.vmap(lambda row: jax.grad(density)(point, row))(rows))
+    at_within, at_beyond = slopes(within), slopes(beyond)
+    is_seen = (at_within != 0).any((0, 1))
+    for place in places:
+        is_seen = is_seen.at[place].set(jnp.where(is_seen[place].any(), is_seen[place], True))
+    goes_on = jnp.isfinite(at_beyond).all(1) & ((at_beyond != 0).any(1) | ~is_seen)
+    return jnp.where(goes_on, 0.0, jnp.inf)
 
 
 def _nearest(coordinates: Callable, z: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:

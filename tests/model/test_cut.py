@@ -632,3 +632,44 @@ def test_a_positive_weight_is_a_coordinate_itself(prior, x64):
     row = jnp.asarray(X[:1]), jnp.asarray(y[:1])
     at_z = separated.row_log_density((X, y), {})(z, row)
     np.testing.assert_allclose(cut.row_log_density(cut.coordinates(z), row), at_z, rtol=1e-12)
+
+
+def _by_group(g, y):
+    with numpyro.plate("groups", 12):
+        a = numpyro.sample("a", dist.HalfNormal(2))
+        s = numpyro.sample("s", dist.HalfNormal(3))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(a[g], s[g]), obs=y)
+
+
+def _by_condition(g, y):
+    a = numpyro.sample("a", dist.HalfNormal(2))
+    s = numpyro.sample("s", dist.HalfNormal(3))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(jnp.where(g > 0, a, 0.0), s), obs=y)
+
+
+@pytest.mark.parametrize("model", [_by_group, _by_condition])
+def test_so_are_positive_effects_that_a_row_picks(model):
+    """Also if the few rows by which it is checked do not pick each of them. Scales that they pick stay logarithms."""
+    g, y = np.arange(9, dtype=np.int32), np.ones(9)
+    separated, cut = _find(model, (g, y))
+    z = jnp.linspace(-1.0, 1.0, separated.num_params)
+    effects = np.asarray(separated.constrain((g, y), {})(separated.unravel(z))["a"])
+    phi = dict(zip(cut.names, np.asarray(cut.coordinates(z)), strict=True))
+    np.testing.assert_allclose([phi[k] for k in phi if k.startswith("a")], effects.ravel(), rtol=1e-6)
+    scales = np.ravel(separated.unravel(z)["s"])
+    np.testing.assert_allclose([phi[k] for k in phi if k.startswith("s")], scales, rtol=1e-6)
+    assert np.isfinite(cut.row_log_density(jnp.full(cut.size, -2.0), _one_row(separated, (g, y), {})))
+
+
+def test_rates_that_a_row_picks_stay_logarithms():
+    """The likelihood of a rate ends at 0."""
+
+    def model(g, y):
+        with numpyro.plate("groups", 5):
+            rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Poisson(rate[g]), obs=y)
+
+    assert _find(model, (np.arange(5, dtype=np.int32), np.ones(5, np.int32)))[1].trivial

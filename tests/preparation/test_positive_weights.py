@@ -17,6 +17,14 @@ def dose_response(dose, y=None):
         numpyro.sample("y", dist.Normal(a + b * dose, s), obs=y)
 
 
+def mean_by_ward(ward, y=None):
+    with numpyro.plate("wards", 4):
+        a = numpyro.sample("a", dist.HalfNormal(10))
+    s = numpyro.sample("s", dist.HalfNormal(5))
+    with numpyro.plate("people", ward.shape[0]):
+        numpyro.sample("y", dist.Normal(a[ward], s), obs=y)
+
+
 @pytest.mark.statistical
 @pytest.mark.optimized
 def test_an_effect_that_may_be_0_is_not_found_to_be_positive():
@@ -32,3 +40,18 @@ def test_an_effect_that_may_be_0_is_not_found_to_be_positive():
     low, middle = np.quantile(b, [0.05, 0.5])
     assert low < 0.2 * middle, (low, middle)
     assert 0.3 * n**-0.5 < middle < 2 * n**-0.5
+
+
+@pytest.mark.statistical
+@pytest.mark.nightly
+def test_nor_are_effects_of_groups():
+    rng, n = np.random.default_rng(1), 4000
+    ward = np.arange(n, dtype=np.int32) % 4
+    y = rng.standard_normal(n)
+    y -= np.bincount(ward, y)[ward] / (n / 4)
+    mcmc = MCMC(DPHMC(mean_by_ward, eps=20.0), num_warmup=300, num_samples=2000, progress_bar=False)
+    mcmc.run(jax.random.key(0), ward, (y + np.array([0, 0, 0, 3])[ward]).astype(np.float32))
+    low, middle, high = np.quantile(np.asarray(mcmc.get_samples()["a"], float), [0.05, 0.5, 0.95], axis=0)
+    assert np.all(low[:3] < 0.2 * middle[:3]), (low, middle)
+    assert np.all((0.3 * (n / 4) ** -0.5 < middle[:3]) & (middle[:3] < 2 * (n / 4) ** -0.5))
+    assert 2.9 < low[3] < high[3] < 3.1
