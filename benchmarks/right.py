@@ -8,7 +8,7 @@ A run is *off* if a posterior mean is more than 4 of its own standard deviations
 hold less than 60% of the exact draws; *flagged* if `mcmc.privacy.posterior` is not trusted. The limit (`limit.py`) is
 printed beside the error where the model is smooth enough to have one. Errors are in exact standard deviations.
 
-The parts `"unseen"` and `"fresh"` are for final figures: whoever looks at them has nothing to choose any more.
+The parts `"unseen"`, `"fresh"` and `"third"` are for final figures: whoever looks at them has nothing to choose any more.
 `"limit"` has the tables of `limit.py`.
 """
 
@@ -37,6 +37,7 @@ from zoo import PROBLEMS
 from zoo_awkward import AWKWARD
 from zoo_fresh import FRESH
 from zoo_limit import LIMIT, draws_of_regression
+from zoo_third import THIRD
 from zoo_unseen import UNSEEN
 
 import numpyro_dp.mcmc
@@ -177,7 +178,7 @@ WHITENED = ("age_and_its_square", "calendar_years")
 
 def kept_exact_run(folder, name, model, kwargs, seed):
     """The same, once for a folder and a zoo: exact draws do not depend on what is judged by them."""
-    zoos = {"zoo_fresh.py": FRESH, "zoo_awkward.py": AWKWARD, "zoo_limit.py": LIMIT}
+    zoos = {"zoo_fresh.py": FRESH, "zoo_third.py": THIRD, "zoo_awkward.py": AWKWARD, "zoo_limit.py": LIMIT}
     parts = ("zoo.py", "limit.py", next((file for file, problems in zoos.items() if name in problems), "zoo_unseen.py"))
     files = [Path(__file__).with_name(part).read_bytes() for part in parts]
     zoo = hashlib.sha256(b"".join(files)).hexdigest()[:8]
@@ -238,7 +239,7 @@ def run(half, kinds, names, epses, tables, out, exact_draws, shard):
     :return: whether no run was out of the question.
     """
     are_possible = True
-    problems = {n: p for n, p in (PROBLEMS | UNSEEN | FRESH | AWKWARD | LIMIT).items() if p.half == half}
+    problems = {n: p for n, p in (PROBLEMS | UNSEEN | FRESH | THIRD | AWKWARD | LIMIT).items() if p.half == half}
     names = [n for n, p in problems.items() if n in (names or [n]) and p.kind in (kinds or [p.kind])]
     for name in names[shard[0] :: shard[1]]:
         for seed in tables:
@@ -333,7 +334,7 @@ _COUNTED = ((False, False), (False, True), (True, True), (True, False))
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("half", nargs="?", choices=("seen", "judged", "unseen", "fresh", "awkward", "limit"))
+    parser.add_argument("half", nargs="?", choices=("seen", "judged", "unseen", "fresh", "third", "awkward", "limit"))
     parser.add_argument("--kinds", nargs="*", default=[])
     parser.add_argument("--names", nargs="*", default=[])
     parser.add_argument("--eps", nargs="*", type=float, default=[1.0, 3.0], help="without a value: exact draws only")
