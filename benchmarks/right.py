@@ -8,8 +8,8 @@ A run is *off* if a posterior mean is more than 4 of its own standard deviations
 hold less than 60% of the exact draws; *flagged* if `mcmc.privacy.posterior` is not trusted. The limit (`limit.py`) is
 printed beside the error where the model is smooth enough to have one. Errors are in exact standard deviations.
 
-The parts `"unseen"`, `"fresh"` and `"third"` are for final figures: whoever looks at them has nothing to choose any more.
-`"limit"` has the tables of `limit.py`.
+The parts `"unseen"`, `"fresh"` and `"third"` are for final figures: whoever looks at them has nothing to choose any
+more. `"limit"` has the tables of `limit.py`.
 """
 
 import argparse
