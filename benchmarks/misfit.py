@@ -5,7 +5,8 @@
 
 Rows' scores, in coordinates in which the posterior is N(0, I), are centred by outcomes that the model draws and clipped
 to multiples of their root mean square norm. The root of their sum is that far from least squares, in posterior standard
-deviations, for each bound. Several regressions of one table are no independent evidence.
+deviations, for each bound. Beside it, for the first bound, the share of the way along what the clip takes of the
+model's own outcomes, which is given back. Several regressions of one table are no independent evidence.
 """
 
 import numpy as np
@@ -59,7 +60,7 @@ def clip(scores, bound):
 
 
 def distances(X, y):
-    """From least squares to the root of the clipped scores, for each of `BOUNDS`."""
+    """From least squares to the root of the clipped scores, for each of `BOUNDS`; and the share of the first way."""
     rng, n = np.random.default_rng(0), len(y)
     A = np.column_stack([np.ones(n), X])
     least = np.linalg.lstsq(A, y, rcond=None)[0]
@@ -74,27 +75,33 @@ def distances(X, y):
         z = (outcomes - A @ theta[:-1]) / sigma
         return np.column_stack([A * z[:, None] / sigma, z**2 - 1]) @ root
 
-    def total(theta, bound):
+    def given(theta, bound):
         mean, sigma = A @ theta[:-1], np.exp(theta[-1])
         drawn = [scores(theta, mean + sigma * rng.standard_normal(n)) for _ in range(DRAWS)]
         shift = np.zeros((n, m))
         for _ in range(3):
             shift = np.mean([d + shift - clip(d + shift, bound) for d in drawn], 0)
-        return clip(scores(theta, y) + shift, bound).sum(0)
+        return shift
 
-    found, start = [], np.append(least, np.log(scale))
+    def total(theta, bound):
+        return clip(scores(theta, y) + given(theta, bound), bound).sum(0)
+
+    ways, start = [], np.append(least, np.log(scale))
     for multiple in BOUNDS:
         theta = start
         for _ in range(STEPS):
             theta = theta + root @ (1.05 * total(theta, multiple * np.sqrt(m / n)))
-        found.append(float(np.linalg.norm(np.linalg.solve(root, theta - start))))
-    return found, m
+        ways.append(np.linalg.solve(root, theta - start))
+        if len(ways) == 1:
+            along = given(theta, multiple * np.sqrt(m / n)).sum(0)
+    far = np.linalg.norm(ways, axis=1)
+    return far, abs(ways[0] @ along) / (far[0] * np.linalg.norm(along)), m
 
 
 if __name__ == "__main__":
-    print(f"{'regression':<28}{'n':>7}{'m':>4}  over sqrt(n)  " + "".join(f"{b:>8g}" for b in BOUNDS))
+    print(f"{'regression':<28}{'n':>7}{'m':>4}  over sqrt(n)   along  " + "".join(f"{b:>8g}" for b in BOUNDS))
     for name, read in TABLES.items():
         X, y = read()
-        far, m = distances(X, y)
+        far, along, m = distances(X, y)
         line = "".join(f"{d:>8.2f}" for d in far)
-        print(f"{name:<28}{len(y):>7}{m:>4}{far[0] / np.sqrt(len(y)):>14.3f}  {line}", flush=True)
+        print(f"{name:<28}{len(y):>7}{m:>4}{far[0] / np.sqrt(len(y)):>14.3f}{along:>8.2f}  {line}", flush=True)

@@ -23,12 +23,23 @@ class LastRelease(NamedTuple):
     """What was released in one of the last stages, and where.
 
     :ivar misfit: see `misfit_of`; 0 where an outcome can have few values.
+    :ivar pull: besides, along one direction, see `pull_of`; 0, or shape (m,).
     """
 
     frame: Frame
     bounds: Bounds
     found: Derivatives
     misfit: float = 0.0
+    pull: np.ndarray | float = 0.0
+
+    @property
+    def noise(self) -> np.ndarray:
+        """Covariance of the noise in the score, but for the pull, shape (m, m)."""
+        return (self.found.score_scale**2 + self.misfit**2) * np.eye(len(self.found.score))
+
+    def fitting(self, misfit: float = 0.0, pull: float = 0.0) -> "LastRelease":
+        """The same, of rows whose misfit and pull are so many times as large."""
+        return self._replace(misfit=misfit * self.misfit, pull=pull * np.asarray(self.pull))
 
 
 def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:
@@ -38,7 +49,7 @@ def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:
     counted as noise. Where tighter bounds left less of the score and of the information, both count as if they had left
     as much as here; unless they took more in some directions than in others, as where few rows alone tell of one.
     """
-    found, variance = here.found, here.found.score_scale**2 + here.misfit**2
+    found = here.found
     m = len(found.score)
     weight, total = 1 / found.information_scale**2, found.information / found.information_scale**2
     rates = rates_of((here.frame, here.found), [(stage.frame, stage.found) for stage in earlier])
@@ -64,19 +75,29 @@ def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:
     scale = weight**-0.5
     values, vectors = np.linalg.eigh(total / weight)
     information = (vectors * np.maximum(values, 0)) @ vectors.T
-    precision, score = np.eye(m) / variance, found.score / variance
+    scores, noises, pulls = [found.score], [here.noise], [np.broadcast_to(here.pull, m)]
     for other, change, shift, there, there_scale in moved:
         released = other.found
         if np.linalg.norm(shift) > 3 * math.sqrt(m) + 3 * found.score_scale:  # for the information to carry it
             continue
-        noise = (released.score_scale**2 + other.misfit**2) * change.T @ change
-        noise += (there_scale**2 + scale**2) * (shift @ shift) * np.eye(m)
-        other_precision = np.linalg.inv(noise)
-        precision = precision + other_precision
+        noises.append(change.T @ other.noise @ change + (there_scale**2 + scale**2) * (shift @ shift) * np.eye(m))
+        pulls.append(change.T @ np.broadcast_to(other.pull, m))
         # On the way the score falls by the mean information, about that of the two ends.
-        score = score + other_precision @ (change.T @ released.score + (information + there) @ shift / 2)
-    covariance = np.linalg.inv(precision)
-    return Surrogate(here.frame, covariance @ score, covariance, information, float(scale), rates=rates)
+        scores.append(change.T @ released.score + (information + there) @ shift / 2)
+    score, covariance = _weighted(scores, noises, pulls)
+    return Surrogate(here.frame, score, covariance, information, float(scale), rates=rates)
+
+
+def _weighted(scores: list, noises: list, pulls: list) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of scores by their precision, and its covariance. Noise of each is its own; all are pulled one way.
+
+    By how much a tight release is pulled more than a wide one would tell of the pull, at the price of much noise.
+    """
+    precisions = [np.linalg.inv(noise) for noise in noises]
+    covariance = np.linalg.inv(np.sum(precisions, 0))
+    score = covariance @ np.sum([p @ score for p, score in zip(precisions, scores, strict=True)], 0)
+    pull = covariance @ np.sum([p @ pull for p, pull in zip(precisions, pulls, strict=True)], 0)
+    return score, covariance + np.outer(pull, pull)
 
 
 def _left(carried: np.ndarray, scale: float, found: Derivatives) -> float:

@@ -35,6 +35,10 @@ of its own standard deviations too small with .7, and no narrower."""
 _MISFIT, _MISFIT_FALL = 0.04, 1.9
 """Of linear regressions of real tables, that moved their posteriors by .04 to .13 times the root of the number of rows;
 see `misfit_of`."""
+_PULL = 0.1
+"""Of such regressions, along the direction of `pull_of`, .03 to .12 times that root; in dollars, .3 to .6 times."""
+PULL_OVER_MISFIT = _PULL / _MISFIT
+"""What is of one direction, as so much in each: the squares of both add up to the same, but for the number of them."""
 _MOST_WITH_MISFIT = 16.0
 _INFORMATION_MULTIPLES = (1.3, 6.0)
 """Bounds of the information, over the mean square of a row's norm."""
@@ -85,6 +89,14 @@ def misfit_of(multiple: Any, num_rows: float, size: float) -> Any:
     :param size: number of coordinates that the rows decide on.
     """
     return _MISFIT * math.sqrt(num_rows / size) * np.exp(-(multiple - _MULTIPLES[0]) / _MISFIT_FALL)
+
+
+def pull_of(multiple: Any, num_rows: float) -> Any:
+    """The same along one direction: that in which the clip takes most of what the model itself draws.
+
+    Of heavier tails it takes more in the same direction, such as that of a scale. Arguments as of `misfit_of`.
+    """
+    return _PULL * math.sqrt(num_rows) * np.exp(-(multiple - _MULTIPLES[0]) / _MISFIT_FALL)
 
 
 @functools.lru_cache(64)

@@ -1,13 +1,21 @@
 """The bulk of the budget: the likelihood, released around the posterior, as a noise-aware quadratic."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from numpyro_dp.preparation.combination import LastRelease, combine
 from numpyro_dp.preparation.frames import Frame, NormalPrior, typical_norm, within_reason
 from numpyro_dp.preparation.fund import Fund, Wish
-from numpyro_dp.preparation.last_bounds import information_share, informed_by_rows, last_bounds, misfit_of
+from numpyro_dp.preparation.last_bounds import (
+    PULL_OVER_MISFIT,
+    information_share,
+    informed_by_rows,
+    last_bounds,
+    misfit_of,
+    pull_of,
+)
 from numpyro_dp.preparation.long_rows import LONG_ROWS_SHARE, LongRows, count_long_rows
 from numpyro_dp.preparation.rates import steps_for, uneven_along
 from numpyro_dp.preparation.search import Found, noise_edge
@@ -57,22 +65,25 @@ def last_releases(
     stages: list[LastRelease] = []
     surrogates: list[Surrogate] = []
 
-    def released(frame: Frame, bounds: Bounds, derivatives: Derivatives, misfit: float = 1.0) -> LastRelease:
+    misfit, pull = (1.0, 1.0) if survey.is_open else (0.0, 0.0)
+
+    def released(frame: Frame, bounds: Bounds, derivatives: Derivatives) -> LastRelease:
         informed = informed_by_rows(frame, prior)
         multiple = float(bounds.score) / math.sqrt(informed / counted)
-        misfit *= float(misfit_of(multiple, counted, informed)) if survey.is_open else 0.0
-        return LastRelease(frame, bounds, derivatives, misfit)
+        usual = float(misfit_of(multiple, counted, informed))
+        along = pulled_along(frame, [(frame, derivatives), *((s.frame, s.found) for s in stages)])
+        return LastRelease(frame, bounds, derivatives, usual, pull_of(multiple, counted) * along).fitting(misfit, pull)
 
     before = [released(here.frame, here.bounds, here.found) for here in found.near] if survey.centres else []
 
-    def release(price: float, frame: Frame, long_rows: LongRows, misfit: float = 0.0, least: float = 0.0) -> None:
-        bounds, price = last_bounds(survey, frame, prior, n, price, fund, found.room, misfit)
+    def release(price: float, frame: Frame, long_rows: LongRows, allowed: float = 0.0, least: float = 0.0) -> None:
+        bounds, price = last_bounds(survey, frame, prior, n, price, fund, found.room, allowed)
         bounds = bounds._replace(score=max(float(bounds.score), max(least, long_rows.bound) * typical_norm(m, counted)))
         share = information_share(bounds, m, n / survey.power, price)
         steps = steps_for(survey, frame, at_first, n, uneven)
         draw = fund.ask(last_release=Wish(price, 1, (survey.derivative_numbers(steps.steepest.size),)))["last_release"]
         derivatives = survey.derivatives(draw, frame, bounds, share, n, steps)
-        stages.append(released(frame, bounds, derivatives, misfit or 1.0))
+        stages.append(released(frame, bounds, derivatives))
         # What tighter bounds have taken of surprising rows is missing from earlier releases.
         earlier = [*before, *stages[:-1]] if long_rows.bound <= found.long_rows.bound else []
         surrogates.append(combine(stages[-1], earlier))
@@ -86,16 +97,18 @@ def last_releases(
         is_narrow = float(np.trace(stages[-1].found.information)) < _MOST_WIDE * m  # not far wider than the posterior
         if is_there(stages[-1], prior) and not widened.any() and is_narrow:
             break
-    misfit = 1.0 if survey.is_open else 0.0
-    usual = stages[-1].misfit - misfit_of(_WIDE, counted, informed_by_rows(frame, prior))
-    if usual * _BLIND > _WIDE * math.sqrt(2 * m / (n / survey.power * _WIDE_SHARE * rho)):
-        guide = combine(stages[-1]._replace(misfit=0.0), [s._replace(misfit=0.0) for s in stages[:-1]])
+    tight, allowed = stages[-1], misfit
+    of_wide = misfit_of(_WIDE, counted, informed_by_rows(frame, prior))
+    usual, usual_pull = tight.misfit - of_wide, np.linalg.norm(tight.pull) * (1 - of_wide / max(tight.misfit, of_wide))
+    if max(usual * _BLIND, usual_pull) > _WIDE * math.sqrt(2 * m / (n / survey.power * _WIDE_SHARE * rho)):
+        guide = combine(tight.fitting(), [s.fitting() for s in stages[:-1]])
         release(_WIDE_SHARE * rho, frame, found.long_rows, least=_WIDE)
         rho -= _WIDE_SHARE * rho
-        step, _, noise = way_from(guide, stages[-1]._replace(misfit=0.0), prior)
-        misfit = _unusual(step, noise, usual)
-        before = [s._replace(misfit=misfit * s.misfit) for s in before]
-        stages = [s._replace(misfit=misfit * s.misfit) for s in stages]
+        wide = stages[-1]
+        misfit, pull = _unusual_along(guide, wide.fitting(), prior, usual, usual_pull, np.asarray(wide.pull))
+        allowed = math.hypot(misfit, pull * PULL_OVER_MISFIT if np.any(tight.pull) else 0.0)
+        before = [s.fitting(misfit, pull) for s in before]
+        stages = [s.fitting(misfit, pull) for s in stages]
         surrogates[-1] = combine(stages[-1], [*before, *stages[:-1]])
         frame = recentred(surrogates[-1], prior)
     long_rows = found.long_rows
@@ -103,7 +116,7 @@ def last_releases(
         off = float(np.trace(surrogates[-1].score_covariance)) / m
         long_rows = count_long_rows(survey, fund, frame, LONG_ROWS_SHARE * rho, n, off, long_rows)
         rho -= LONG_ROWS_SHARE * rho
-    release(rho, frame, long_rows, misfit)
+    release(rho, frame, long_rows, allowed)
     return found._replace(long_rows=long_rows), surrogates, stages, prior
 
 
@@ -116,12 +129,45 @@ def way_from(guide: Surrogate, here: LastRelease, prior: NormalPrior) -> tuple[n
     values, vectors = np.linalg.eigh(here.found.information)
     whole = (vectors * np.maximum(values, edge / 2)) @ vectors.T + precision
     inverse = np.linalg.inv(whole)
-    noise = (here.found.score_scale**2 + here.misfit**2) * inverse @ inverse
+    pull = np.broadcast_to(here.pull, m)
+    noise = inverse @ (here.noise + np.outer(pull, pull)) @ inverse
     change = np.linalg.solve(np.asarray(here.frame.whitening), np.asarray(guide.frame.whitening))
     of_guide = inverse @ np.linalg.inv(change).T
     noise = noise + of_guide @ guide.score_covariance @ of_guide.T
     noise += guide.curvature_scale**2 * np.eye(m)
     return inverse @ (here.found.score + slope), whole, noise
+
+
+def pulled_along(here: Frame, told: Sequence[tuple[Frame, Derivatives]]) -> np.ndarray:
+    """The direction of what rows have been given back, in the coordinates of `here`, as the clearest of some releases
+    has it: of norm 1, but shorter where noise hides it, and 0 where nobody asked.
+    """
+    clearest, along = 0.0, np.zeros(len(here.center))
+    for frame, found in told:
+        square = float(found.given @ found.given)
+        known = 1 - found.given.size * found.given_scale**2 / square if square else 0.0
+        if known > clearest:
+            given = np.asarray(here.whitening).T @ np.linalg.solve(np.asarray(frame.whitening).T, found.given)
+            clearest, along = known, math.sqrt(known) * given / np.linalg.norm(given)
+    return along
+
+
+def _unusual_along(
+    guide: Surrogate, here: LastRelease, prior: NormalPrior, usual: float, usual_pull: float, along: np.ndarray
+) -> tuple[float, float]:
+    """Misfit and pull, over usual ones, as the way from the mode of a tight release to that of a wide one tells.
+
+    :param usual, usual_pull: what usual ones make of the way, in each coordinate and along the pull.
+    :param along: the pull's direction in the frame of `here`; 0 if nobody knows.
+    """
+    step, _, noise = way_from(guide, here, prior)
+    m = len(step)
+    if not usual_pull or not along.any():
+        return _unusual(step, noise, usual), 1.0
+    axes = np.linalg.qr(np.column_stack([along, np.eye(m)]))[0].T  # the first one along the pull
+    step, noise = axes @ step, axes @ noise @ axes.T
+    pull = _unusual(step[:1], noise[:1, :1], usual_pull)
+    return _unusual(step[1:], noise[1:, 1:], usual) if m > 1 else 1.0, pull
 
 
 def _unusual(step: np.ndarray, noise: np.ndarray, usual: float) -> float:

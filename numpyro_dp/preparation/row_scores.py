@@ -87,6 +87,7 @@ class RowScores(NamedTuple):
         Where the model says so, rows that are outlying do not count here.
     :ivar outlying: the same of whether the gradient is clipped, and far longer than those of the model's outcomes. It
         is above 0 if the row is.
+    :ivar given: what the score has been given back for what the clip takes of the model's outcomes, shape (m,).
     """
 
     score: jax.Array
@@ -95,6 +96,7 @@ class RowScores(NamedTuple):
     square: jax.Array
     clipped: jax.Array
     outlying: jax.Array
+    given: jax.Array
 
 
 def plain_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, is_smooth: bool) -> RowScores:
@@ -110,7 +112,7 @@ def plain_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, is_smooth
         unclipped = jnp.outer(gradient, gradient)
         information = factor * unclipped
     none, within = jnp.zeros((), zero.dtype), jnp.linalg.norm(gradient) <= bound  # not so where it is no number
-    return RowScores(gradient, information, unclipped, none, 1 - within.astype(zero.dtype), none)
+    return RowScores(gradient, information, unclipped, none, 1 - within.astype(zero.dtype), none, zero)
 
 
 def row_fall(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, reach: jax.Array) -> jax.Array:
@@ -185,6 +187,7 @@ def centred_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number:
     _, of_law, drawn = _drawn_gradients(cut, frame, row, _words(number))
     own = row_gradient(cut, frame, row)
     moved, lost = _recentred(drawn, bound)
+    given = jnp.mean(lost, 0)
     factors = _factors(moved, bound)
     # The row among the draws: if the model holds, each of them is as likely to be clipped.
     is_finite = jnp.all(jnp.isfinite(own))
@@ -197,12 +200,13 @@ def centred_scores(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, number:
     # Each of the nine may be the outlying one, so without all of them what is expected is still 0.
     within = clipped * (1 - jnp.max(outlying))
     return RowScores(
-        own + jnp.mean(lost, 0),
+        own + given,
         (drawn * factors[:, None]).T @ of_law / CENTRE_DRAWS,
         drawn.T @ of_law / CENTRE_DRAWS,
         jnp.mean((factors * _norms(moved)) ** 2),
         within[0] - jnp.mean(within[1:]),
         outlying[0] - jnp.mean(outlying[1:]),
+        given,
     )
 
 
@@ -352,6 +356,7 @@ def _scores_by_outcome(cut: Cut, frame: Frame, bound: jax.Array, row: tuple) -> 
         chances @ (factors * lengths) ** 2,
         is_clipped - is_outlying - chances @ (are_clipped & ~are_outlying),
         is_outlying - chances @ are_outlying,
+        shift,
     )
 
 
@@ -422,6 +427,7 @@ def _scores_by_count(cut: Cut, frame: Frame, bound: jax.Array, row: tuple, numbe
         chances @ (factors * lengths) ** 2,
         is_clipped - is_outlying - expected,
         is_outlying - jnp.minimum(chances @ are_outlying, 1),
+        shift,
     )
 
 

@@ -47,6 +47,8 @@ _FALL_ROOM = 2.5
 it is large."""
 _FALL_SHARE = 0.2
 """Of the price of derivatives, for the fall."""
+_GIVEN = 1.5
+"""Over a typical row's norm: weight of what a row is given back, beside its information."""
 SCALE_GRID, RARE_GRID = Grid(2.0, 6), Grid(2.0, 5)
 WEIGHT_GRID, LEAST_WEIGHT = Grid(2.0, 6), 2.0**-32
 BOUND_GRID = Grid(2.0**0.5, 7)
@@ -99,6 +101,9 @@ class Derivatives(NamedTuple):
     :ivar steps: that were asked for.
     :ivar bends: how unevenly the score answers along each (`row_bends`), per square of its length, shape (k,).
     :ivar bends_scale: standard deviation of the noise in them: the information's, before any was taken off.
+    :ivar given: sum of what rows have been given back for what the clip takes of the model's outcomes, shape (m,); none
+        where outcomes are not drawn, or are counts.
+    :ivar given_scale: standard deviation of the noise in each entry.
     """
 
     score: np.ndarray
@@ -109,6 +114,8 @@ class Derivatives(NamedTuple):
     steps: Steps = NO_STEPS
     bends: np.ndarray = np.zeros(0)
     bends_scale: float = 0.0
+    given: np.ndarray = np.zeros(0)
+    given_scale: float = 0.0
 
 
 class Fit(NamedTuple):
@@ -235,6 +242,11 @@ class Survey:
         return self.centres and not self.is_open
 
     @property
+    def tells_given(self) -> bool:
+        """Whether `derivatives` also releases what rows are given back: outcomes may be of any size, on a line."""
+        return self.is_open and not self.is_discrete
+
+    @property
     def is_discrete(self) -> bool:
         """Whether gradients are centred by outcomes that are counts, or have few values each."""
         return self.centres and self.cut.is_discrete
@@ -246,7 +258,8 @@ class Survey:
 
     def derivative_numbers(self, num_steps: int = 0) -> int:
         """How many numbers `derivatives` releases at once."""
-        return self.size + (1 + self.has_kinks) * self.size * (self.size + 1) // 2 + num_steps
+        m = self.size
+        return m + (1 + self.has_kinks) * m * (m + 1) // 2 + num_steps + (m if self.tells_given else 0)
 
     def fit_numbers(self, num_points: int) -> int:
         """How many numbers `fit` releases at once."""
@@ -341,8 +354,12 @@ class Survey:
             fall = matrix_of(units[2] * parts[2], m)
             information, information_scale, answer = answered(information, information_scale, fall, units[2] * scale)
         left = without_apart(information, information_scale, np.asarray(frame.whitening, float), self.cut.apart)
-        bends = units[1] * parts[2][: steps.steepest.size]
-        return Derivatives(score, units[0] * scale, *left, answer, steps, bends, information_scale)
+        found = Derivatives(score, units[0] * scale, *left, answer, steps, bends_scale=information_scale)
+        if self.centres:
+            bends, given = np.split(units[1] * parts[2], [steps.steepest.size])
+            unit = _GIVEN * typical
+            found = found._replace(bends=bends, given=given / unit, given_scale=information_scale / unit)
+        return found
 
     def unclipped_trace(self, draw: Draw, frame: Frame, largest: float) -> float:
         """Trace of the information that the rows would have if no gradient were clipped, tempered; with noise.
@@ -518,6 +535,8 @@ class Survey:
             if steps.shape[1]:
                 bends = row_bends(self.cut, frame, bound, steps, row[:-1], row[-1][0])
                 answers = jnp.concatenate([answers, bends])
+            if self.tells_given:
+                answers = jnp.concatenate([answers, found.given * (_GIVEN * _REACH / reach)])
             score = self._weighted(found, bound, answers, largest) * (score_weight / bound)
             information = clip_norm(answers, largest) * (information_weight / largest)
             if not self.has_kinks:

@@ -176,14 +176,16 @@ class Parabola:
     :param place, precision: of the likelihood's mode.
     :param misfit: of the rows, over that of usual tables, all of which the clip moves one way; None for rows as the
         model says, whose outcomes can have few values.
+    :param given: whether rows tell that way, as what they have been given back.
     :ivar asked: names of the questions, in order.
     """
 
-    def __init__(self, place, precision, n=10_000, seed=0, power=1.0, centres=True, misfit=None):
+    def __init__(self, place, precision, n=10_000, seed=0, power=1.0, centres=True, misfit=None, given=False):
         self.place, self.precision, self.n = np.asarray(place, float), np.asarray(precision, float), n
         self.size, self.power, self.centres = len(self.place), power, centres
         self.kinds = np.eye(self.size, dtype=bool)
         self.is_open, self.misfit, self.is_weighted = misfit is not None, misfit or 0.0, False
+        self.tells_given = given
         self.has_kinks, self.is_listed, self.is_discrete = False, False, False
         self.asked: list[str] = []
         self._rng = np.random.default_rng(seed)
@@ -233,17 +235,21 @@ class Parabola:
         score, information = self.exact(frame)
         multiple = bounds.score / math.sqrt(self.size / (self.power * self.n))
         pull = self.misfit * misfit_of(multiple, self.power * self.n, self.size) * math.sqrt(self.size)
-        score = score + pull * np.asarray(frame.whitening).T @ np.linalg.cholesky(self.precision)[:, 0]
+        along = np.asarray(frame.whitening).T @ np.linalg.cholesky(self.precision)[:, 0]
+        score = score + pull * along
         score = score * min(1, self.n * bounds.score / max(np.linalg.norm(score), 1e-30))
         information = information * min(1, self.n * bounds.information / np.linalg.norm(information))
         scales = [self._noise(draw) * b / math.sqrt(part) for b, part in zip(bounds, (1 - share, share), strict=True)]
         noise = np.tril(self._rng.normal(size=2 * [self.size]) * np.where(np.eye(self.size), 1, math.sqrt(0.5)))
-        return Derivatives(
+        found = Derivatives(
             score + scales[0] * self._rng.normal(size=self.size),
             scales[0],
             information + scales[1] * (noise + np.tril(noise, -1).T),
             scales[1],
         )
+        if not self.tells_given:
+            return found
+        return found._replace(given=8 * along + self._rng.normal(size=self.size), given_scale=1.0)
 
     def unclipped_trace(self, draw, frame, largest):
         self.asked.append("whole")

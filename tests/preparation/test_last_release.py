@@ -23,6 +23,7 @@ from numpyro_dp.preparation.last_release import (
     is_there,
     last_releases,
     mode,
+    pulled_along,
     recentred,
     way_from,
 )
@@ -682,10 +683,10 @@ def test_a_step_tells_the_misfit_as_far_as_noise_lets_it(direction):
     assert told[0] < 0.15
 
 
-def released_open(misfit, seed, n=100_000):
+def released_open(misfit, seed, n=100_000, given=False):
     """Around the place where the clip takes nothing; the surrogate's errors, in what it claims; and the stages."""
     precision = PARABOLA * n / N
-    survey, fund = Rows(n, 1.0, PLACE, precision, seed=seed, misfit=misfit), fund_of(2 * RHO)
+    survey, fund = Rows(n, 1.0, PLACE, precision, seed=seed, misfit=misfit, given=given), fund_of(2 * RHO)
     root = np.linalg.inv(np.linalg.cholesky(precision)).T
     _, surrogates, stages, _ = last_releases(survey, Found(Frame(PLACE, root), [], float(n)), PRIOR, fund, RHO)
     assert sum(spent_by(fund).values()) == pytest.approx(RHO, rel=1e-6)
@@ -737,3 +738,54 @@ def test_a_misfit_counts_as_noise_in_each_release():
     guide = alone._replace(score_covariance=np.zeros((M, M)), curvature_scale=0.0)
     _, _, noise = way_from(guide, here, FLAT)
     np.testing.assert_allclose(noise, 0.25 * np.eye(M), rtol=1e-6)
+
+
+def test_all_releases_are_pulled_one_way():
+    """So a pull is as large in their mean, while noise is less."""
+    frame, pull = Frame(np.zeros(M), np.eye(M)), np.array([2.0, 0.0, 0.0, 0.0])
+    ones = Derivatives(np.ones(M), 0.5, np.eye(M), 1e-6)
+    here = LastRelease(frame, Bounds(1.0, 1.0), ones, pull=pull)
+    np.testing.assert_allclose(combine(here, []).score_covariance, 0.25 * np.eye(M) + np.outer(pull, pull))
+    np.testing.assert_allclose(combine(here, [here]).score_covariance, 0.125 * np.eye(M) + np.outer(pull, pull))
+    firm = LastRelease(frame, Bounds(1.0, 1.0), ones._replace(score=np.zeros(M)), pull=0 * pull)
+    both = combine(here, [firm])
+    np.testing.assert_allclose(both.score, 0.5)
+    np.testing.assert_allclose(both.score_covariance, 0.125 * np.eye(M) + np.outer(pull, pull) / 4)
+    guide = combine(here, [])._replace(score_covariance=np.zeros((M, M)), curvature_scale=0.0)
+    np.testing.assert_allclose(way_from(guide, here, FLAT)[2], 0.25 * np.eye(M) + np.outer(pull, pull), rtol=1e-6)
+    np.testing.assert_allclose(here.fitting(0.0, 0.5).pull, pull / 2)
+
+
+def test_the_pull_has_the_direction_that_the_clearest_release_tells():
+    frame, there = Frame(np.zeros(M), np.eye(M)), Frame(np.ones(M), np.diag([1.0, 2.0, 0.5, 4.0]))
+    none = Derivatives(np.zeros(M), 1.0, np.eye(M), 1e-6)
+    told = none._replace(given=np.array([0.0, 6.0, 0.0, 8.0]), given_scale=0.1)
+    hidden = none._replace(given=np.array([3.0, 0.0, 0.0, 0.0]), given_scale=1.0)
+    assert not pulled_along(frame, [(frame, none)]).any()
+    assert not pulled_along(frame, [(frame, hidden._replace(given_scale=1.6))]).any()
+    weak = pulled_along(frame, [(frame, hidden)])
+    np.testing.assert_allclose(weak, [math.sqrt(5 / 9), 0, 0, 0])
+    found = pulled_along(frame, [(frame, hidden), (there, told)])
+    expected = np.array([0.0, 3.0, 0.0, 2.0]) / math.sqrt(13)  # a sum of scores by other coordinates
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-12)
+
+
+@pytest.mark.parametrize("misfit", [0.0, 1.0, 6.0])
+def test_along_that_direction_a_posterior_is_as_uncertain_as_the_pull_makes_it(misfit):
+    """Of heavy tails, say: noise hides how large it is, and the rest of the posterior is no wider for it."""
+    errors, others = [], []
+    for seed in range(60):
+        precision = PARABOLA * 20_000 / N
+        survey = Rows(20_000, 1.0, PLACE, precision, seed=seed, misfit=misfit, given=True)
+        root = np.linalg.inv(np.linalg.cholesky(precision)).T
+        found = Found(Frame(PLACE, root), [], 20_000.0)
+        _, surrogates, _, _ = last_releases(survey, found, PRIOR, fund_of(2 * RHO), RHO / 10)
+        score = survey.exact(surrogates[-1].frame)[0]
+        along = np.asarray(surrogates[-1].frame.whitening).T @ np.linalg.cholesky(precision)[:, 0]
+        along /= np.linalg.norm(along)
+        error, covariance = surrogates[-1].score - score, surrogates[-1].score_covariance
+        errors.append((along @ error) ** 2 / (along @ covariance @ along))
+        across = np.linalg.svd(along[None])[2][1:]
+        others.append(np.sqrt(np.trace(across @ covariance @ across.T) / (M - 1) / (along @ covariance @ along)))
+    assert np.mean(errors) < 2.5
+    assert np.median(others) < 0.8
