@@ -47,8 +47,8 @@ _FALL_ROOM = 2.5
 it is large."""
 _FALL_SHARE = 0.2
 """Of the price of derivatives, for the fall."""
-_GIVEN = 1.5
-"""Over a typical row's norm: weight of what a row is given back, beside its information."""
+_GIVEN_SHARE, _GIVEN_ROOM = 0.05, 0.3
+"""Of the same, for what rows are given back; and its bound, over that of the score."""
 SCALE_GRID, RARE_GRID = Grid(2.0, 6), Grid(2.0, 5)
 WEIGHT_GRID, LEAST_WEIGHT = Grid(2.0, 6), 2.0**-32
 BOUND_GRID = Grid(2.0**0.5, 7)
@@ -338,28 +338,28 @@ class Survey:
         :param steps: along which scores may answer unevenly.
         """
         m, typical = self.size, math.sqrt(self.size / (self.power * num_rows))
-        of_fall = _FALL_SHARE if self.has_kinks else 0.0
-        prices = (1 - of_fall) * (1 - share), (1 - of_fall) * share, of_fall
-        limits = float(bounds.score), float(bounds.information), _FALL_ROOM * math.sqrt(m) * typical**2
+        third = _FALL_SHARE if self.has_kinks else _GIVEN_SHARE if self.tells_given else 0.0
+        prices = (1 - third) * (1 - share), (1 - third) * share, third
+        of_third = _FALL_ROOM * math.sqrt(m) * typical**2 if self.has_kinks else _GIVEN_ROOM * float(bounds.score)
+        limits = float(bounds.score), float(bounds.information), of_third
         weights = [math.sqrt(price) for price in prices]
         ahead = steps.ahead.reshape(m, -1)
         numbers = [jnp.asarray(x, self.dtype) for x in (*limits, *weights, _REACH / typical, ahead)]
         released = self._derivatives(self._target, draw, self._cast(frame), *numbers)
         scale, known = self.power * float(released.scale), m + m * (m + 1) // 2
-        parts = np.split(self.power * np.asarray(released.value, float), [m, known])
+        ends = [m, known, known + steps.steepest.size]
+        parts = np.split(self.power * np.asarray(released.value, float), ends)
         units = [limit / weight if weight else 0.0 for limit, weight in zip(limits, weights, strict=True)]
         score, information = units[0] * parts[0], matrix_of(units[1] * parts[1], m)
         information_scale, answer = units[1] * scale, 1.0
         if self.has_kinks:
-            fall = matrix_of(units[2] * parts[2], m)
+            fall = matrix_of(units[2] * parts[3], m)
             information, information_scale, answer = answered(information, information_scale, fall, units[2] * scale)
         left = without_apart(information, information_scale, np.asarray(frame.whitening, float), self.cut.apart)
-        found = Derivatives(score, units[0] * scale, *left, answer, steps, bends_scale=information_scale)
-        if self.centres:
-            bends, given = np.split(units[1] * parts[2], [steps.steepest.size])
-            unit = _GIVEN * typical
-            found = found._replace(bends=bends, given=given / unit, given_scale=information_scale / unit)
-        return found
+        of_bends, of_given = (units[1] * parts[2], information_scale), (np.zeros(0), 0.0)
+        if self.tells_given:
+            of_given = units[2] * parts[3], units[2] * scale
+        return Derivatives(score, units[0] * scale, *left, answer, steps, *of_bends, *of_given)
 
     def unclipped_trace(self, draw: Draw, frame: Frame, largest: float) -> float:
         """Trace of the information that the rows would have if no gradient were clipped, tempered; with noise.
@@ -525,7 +525,18 @@ class Survey:
         )
 
     def _sum_derivatives(
-        self, target, draw, frame, bound, largest, steepest, score_weight, information_weight, fall_weight, reach, steps
+        self,
+        target,
+        draw,
+        frame,
+        bound,
+        largest,
+        of_third,
+        score_weight,
+        information_weight,
+        third_weight,
+        reach,
+        steps,
     ) -> Released:
         scores = self._row_scores(frame, bound)
 
@@ -535,14 +546,15 @@ class Survey:
             if steps.shape[1]:
                 bends = row_bends(self.cut, frame, bound, steps, row[:-1], row[-1][0])
                 answers = jnp.concatenate([answers, bends])
-            if self.tells_given:
-                answers = jnp.concatenate([answers, found.given * (_GIVEN * _REACH / reach)])
             score = self._weighted(found, bound, answers, largest) * (score_weight / bound)
             information = clip_norm(answers, largest) * (information_weight / largest)
-            if not self.has_kinks:
+            if self.tells_given:
+                third = clip_norm(found.given, of_third)
+            elif self.has_kinks:
+                third = clip_norm(vector_of(row_fall(self.cut, frame, bound, row, reach)), of_third)
+            else:
                 return jnp.concatenate([score, information])
-            fall = clip_norm(vector_of(row_fall(self.cut, frame, bound, row, reach)), steepest)
-            return jnp.concatenate([score, information, fall * (fall_weight / steepest)])
+            return jnp.concatenate([score, information, third * (third_weight / of_third)])
 
         width = self.size**2 + self.size * CENTRE_DRAWS * (1 + 2 * steps.shape[1])
         return self._numbered(target).release_sum(draw, both, ROOM, width, may_loop=self.centres)

@@ -128,7 +128,8 @@ def survey_of(
     target = PrivateTarget(vault, lambda z: -z @ z / 2, density, num_params=M, num_rows=len(rows[0]), power=power)
     cut = cut_of(density, DRAWN[density] if can_draw else None)
     of_outcomes = OF_COUNTS if density is counts and can_draw else {"num_outcomes": OUTCOMES.get(density)}
-    return Survey(target, dataclasses.replace(cut, apart=apart, **of_outcomes), is_smooth)
+    is_discrete = density not in (linear, log_normal)
+    return Survey(target, dataclasses.replace(cut, apart=apart, is_discrete=is_discrete, **of_outcomes), is_smooth)
 
 
 def with_rows(survey, rows, dtype=None):
@@ -153,8 +154,8 @@ def draw(*shape, hi=0, lo=0, multiplier=MULTIPLIER):
     return given_draw(*shape, hi=hi, lo=lo, noise_multiplier=multiplier)
 
 
-def of_derivatives(m=M, has_kinks=False, num_steps=0, **noise):
-    return draw(m + (1 + has_kinks) * m * (m + 1) // 2 + num_steps, **noise)
+def of_derivatives(m=M, has_kinks=False, num_steps=0, given=False, **noise):
+    return draw(m + (1 + has_kinks) * m * (m + 1) // 2 + num_steps + given * m, **noise)
 
 
 INVERSE = np.linalg.inv(FRAME.whitening)

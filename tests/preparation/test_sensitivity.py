@@ -127,7 +127,8 @@ def ask_everything(survey, bounds, up):
     least, most = np.array([2.0**-9, 2.0**-6]), np.array([1.0, 2.0])
     survey.bounds(led(LAST_BOUND_GRID, 2), FRAME, least, most, LAST_BOUND_GRID)
     steps = STEPS if survey.centres else NO_STEPS
-    of_both = of_derivatives(has_kinks=survey.has_kinks, num_steps=steps.steepest.size)
+    shape = {"has_kinks": survey.has_kinks, "num_steps": steps.steepest.size, "given": survey.tells_given}
+    of_both = of_derivatives(**shape)
     found = survey.derivatives(of_both, FRAME, Bounds(*bounds), SHARE, 300, steps)
     gains, gains_scale = survey.gains(draw(len(ENDS)), FRAME.center, ENDS, bounds[0] * LINE)
     for least in bounds if survey.centres else ():
@@ -138,9 +139,11 @@ def ask_everything(survey, bounds, up):
     survey.slope(led(SLOPE_GRID), FRAME, PAIRS, SLOPE_GRID, 2.0**-6, 1.0)
     jax.effects_barrier()
     packed = np.append(np.diag(found.information), found.information[np.tril_indices(M, -1)] * math.sqrt(2))
-    packed = np.append(packed, found.bends)
+    packed = np.append(packed, found.bends) / found.information_scale
+    if survey.tells_given:
+        packed = np.append(packed, found.given / found.given_scale)
     return [
-        np.append(found.score / found.score_scale, packed / found.information_scale),
+        np.append(found.score / found.score_scale, packed),
         gains / gains_scale,
         in_noises(fit),
     ]
@@ -332,8 +335,9 @@ def test_a_row_has_the_norm_that_is_claimed(density, relation, smooth, by_row):
     steps = jnp.asarray(STEPS.ahead[:, : M if survey.centres else 0], survey.dtype)
     for bound, largest in ((1e-6, 1e-6), (0.3, 1e-3), (0.3, 10.0), (0.3, 1e4), (1e3, 1e6)):
         for share in SHARES:
-            of_fall = 0.2 if survey.has_kinks else 0.0  # whose bound a row reaches on both sides
-            prices = (1 - of_fall) * (1 - share), (1 - of_fall) * share, of_fall
+            # Of what falls, or is given back: its bound is reached on both sides.
+            third = 0.2 if survey.has_kinks else 0.05 if survey.tells_given else 0.0
+            prices = (1 - third) * (1 - share), (1 - third) * share, third
             weights = [math.sqrt(price) for price in prices]
             found = derivatives(target, None, frame, bound, largest, 1e-12, *weights, 0.5, steps)
             assert found.value.shape[1:] == (survey.derivative_numbers(steps.shape[1]),)

@@ -315,7 +315,7 @@ def scale_survey(n, away=0.0):
 def test_a_scale_whose_squares_are_clipped_has_a_centred_score_of_0(x64):
     """Its own standard deviation is 1 in these coordinates, or less."""
     survey, frame, bound = scale_survey(400_000)
-    score = survey.derivatives(of_derivatives(), frame, Bounds(bound, 100 * bound**2), 0.05, 300).score
+    score = survey.derivatives(of_derivatives(given=True), frame, Bounds(bound, 100 * bound**2), 0.05, 300).score
     assert np.all(np.abs(score) < 5 * math.sqrt(1 + 1 / CENTRE_DRAWS)), score
 
 
@@ -323,7 +323,7 @@ def test_what_is_given_back_beyond_the_bound_is_given_again(x64, monkeypatch):
     """A negative control: given back once only, the scale would be found too small, by 14.5 standard deviations."""
     monkeypatch.setattr(numpyro_dp.preparation.row_scores, "CENTRE_STEPS", 1)
     survey, frame, bound = scale_survey(1_600_000)
-    score = survey.derivatives(of_derivatives(), frame, Bounds(bound, 100 * bound**2), 0.05, 300).score
+    score = survey.derivatives(of_derivatives(given=True), frame, Bounds(bound, 100 * bound**2), 0.05, 300).score
     assert score[2] < -5 * math.sqrt(1 + 1 / CENTRE_DRAWS), score
 
 
@@ -333,7 +333,7 @@ def test_centred_scores_answer_as_the_information_of_clipped_ones_says(x64):
     answers, told = [], []
     for sign in (1, -1):
         survey, frame, bound = scale_survey(400_000, np.array([0.0, 0.0, 30.0 * sign]))
-        found = survey.derivatives(of_derivatives(), frame, Bounds(bound, 100 * bound**2), 0.05, 300)
+        found = survey.derivatives(of_derivatives(given=True), frame, Bounds(bound, 100 * bound**2), 0.05, 300)
         answers.append(found.score[2] / (30 * sign))
         told.append(found.information[2, 2])
     error = 5 * math.sqrt(2) * math.sqrt(1 + 1 / CENTRE_DRAWS) / 60
@@ -357,11 +357,11 @@ def test_scores_answer_as_the_information_says_where_few_rows_of_which_it_is_cli
     n, away = 200_000, 20.0
     survey, frame = lever_survey(n, away)
     tight = Bounds(2.6 * math.sqrt(M / n), 3 * M / n)
-    found = survey.derivatives(of_derivatives(), frame, tight, SHARE, 300)
+    found = survey.derivatives(of_derivatives(given=True), frame, tight, SHARE, 300)
     assert found.information[2, 2] < 0.3
     assert abs(found.score[2] / away - found.information[2, 2]) < 0.1 * found.information[2, 2]
     # The same rows with a score that is not shortened with the information would lead more than twice as far.
-    loose = survey.derivatives(of_derivatives(), frame, Bounds(tight.score, 1.0), SHARE, 300)
+    loose = survey.derivatives(of_derivatives(given=True), frame, Bounds(tight.score, 1.0), SHARE, 300)
     assert loose.score[2] / away > 2 * found.information[2, 2]
 
 
@@ -379,6 +379,28 @@ def test_a_score_is_shortened_by_as_much_as_its_rows_information(x64):
     assert 0.1 < np.mean(weights < 1) < 0.9
     expected = POWER * np.sum(weights[:, None] * clipped(np.asarray(each.score), bounds.score), 0)
     np.testing.assert_allclose(found.score, expected, rtol=1e-4, atol=0.1)
+
+
+def test_what_rows_are_given_back_is_released_beside_their_information(x64):
+    """Of outcomes on a line only. Of the log-normal law it is along the scale."""
+    rng, n = np.random.default_rng(3), 500
+    X = rng.normal(size=(n, M))
+    y = np.exp(X[:, :2] @ FRAME.center[:2] + math.exp(FRAME.center[2]) * rng.normal(size=n))
+    survey, bound = survey_of((X, y), log_normal), 0.5
+    found = survey.derivatives(of_derivatives(given=True), FRAME, Bounds(bound, 50.0), SHARE, 300)
+
+    def given(X, y, number):
+        return centred_scores(survey.cut, FRAME, jnp.asarray(bound), (X, y), number).given
+
+    each = jax.jit(jax.vmap(given))(jnp.asarray(X)[:, None], jnp.asarray(y)[:, None], jnp.arange(n))
+    expected = POWER * np.sum(clipped(np.asarray(each), 0.3 * bound), 0)
+    np.testing.assert_allclose(found.given, expected, rtol=1e-4, atol=1e-2)
+    in_phi = np.linalg.solve(FRAME.whitening.T, expected)
+    assert abs(in_phi[2]) > 5 * np.abs(in_phi[:2]).max()
+    of_noise = survey.derivatives(of_derivatives(given=True, multiplier=0.1), FRAME, Bounds(bound, 50.0), SHARE, 300)
+    in_noise = math.sqrt(0.95 * (1 - SHARE) / 0.05)  # of the score, for which there is so much more
+    assert of_noise.given_scale == pytest.approx(0.3 * of_noise.score_scale * in_noise)
+    assert survey_of((X, y > 1), logistic).derivatives(of_derivatives(), FRAME, LOOSE, SHARE, 300).given.size == 0
 
 
 # -- Rows that count more often than once ------------------------------------------------------------------------------
@@ -450,7 +472,7 @@ def test_a_weight_that_is_typical_goes_to_the_power(x64):
     assert typical == pytest.approx(largest / math.sqrt(WEIGHT_GRID.ratio))
     assert 0.5 < typical / np.quantile(weights, 0.8) < 2
     released = [
-        each.derivatives(of_derivatives(), FRAME, Bounds(0.9 / unit, 0.6 / unit), SHARE, 300)
+        each.derivatives(of_derivatives(given=True), FRAME, Bounds(0.9 / unit, 0.6 / unit), SHARE, 300)
         for each, unit in ((survey, 1.0), (found, typical))
     ]
     for part in ("score", "information", "score_scale", "information_scale"):
