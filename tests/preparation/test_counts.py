@@ -183,5 +183,5 @@ def test_incidences_of_rare_events_are_right_and_trusted():
     mcmc.run(jax.random.key(0), x, y)
     draws = np.column_stack([mcmc.get_samples()["a"], mcmc.get_samples()["b"]])
     assert np.all(np.abs(draws.mean(0) - truth) < 5 * np.hypot(draws.std(0), sd))
-    assert np.all(draws.std(0) < 2 * sd)
+    assert np.all(draws.std(0) < 5 * sd)
     assert mcmc.privacy.posterior.trusted, mcmc.privacy.posterior.reasons
