@@ -172,8 +172,13 @@ def test_the_progress_bar_shows_nothing_private(constant_sums, monkeypatch):
 
     def shown(table):
         released = run(KERNELS["hmc"], table, stock=False, chain_method="sequential", progress_bar=True)[0]
-        bars = [line for line in re.split("[\r\n]", released.pop("text")) if "%|" in line]
-        return {bar.split("|")[0]: bar for bar in bars}, released
+        bars, chain, before = {}, 0, -1
+        for line in re.split("[\r\n]", released.pop("text")):
+            if percent := re.search(r"(\d+)%\|", line):
+                chain += int(percent[1]) < before  # the next one begins
+                before = int(percent[1])
+                bars[chain, line.split("|")[0]] = line
+        return bars, released
 
     (first, first_released), (second, second_released) = map(shown, tables())
     assert all(bar.endswith("]") for bar in first.values())
