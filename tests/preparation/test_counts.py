@@ -183,5 +183,6 @@ def test_incidences_of_rare_events_are_right_and_trusted():
     mcmc.run(jax.random.key(0), x, y)
     draws = np.column_stack([mcmc.get_samples()["a"], mcmc.get_samples()["b"]])
     assert np.all(np.abs(draws.mean(0) - truth) < 5 * np.hypot(draws.std(0), sd))
+    # 1.1 to 1.6, but where a wide release tells, by noise, of a misfit that is not there: once 2.0.
     assert np.all(draws.std(0) < 5 * sd)
     assert mcmc.privacy.posterior.trusted, mcmc.privacy.posterior.reasons
