@@ -147,7 +147,7 @@ def shared_surveys(monkeypatch):
 
     They take the rows as arguments, so other rows need no others.
     """
-    from numpyro_dp.kernels import prepared
+    from numpyro_dp.preparation import begin
     from numpyro_dp.privacy import release
 
     def find_cut(separated, args, kwargs, enumerates=True):
@@ -166,9 +166,9 @@ def shared_surveys(monkeypatch):
         _surveys[key]._target = of
         return _surveys[key]
 
-    original_cut, original_survey = prepared.find_cut, prepared.Survey
-    monkeypatch.setattr(prepared, "find_cut", find_cut)
-    monkeypatch.setattr(prepared, "Survey", survey)
+    original_cut, original_survey = begin.find_cut, begin.Survey
+    monkeypatch.setattr(begin, "find_cut", find_cut)
+    monkeypatch.setattr(begin, "Survey", survey)
     yield
     for found in _surveys.values():  # programs are kept, and no table
         found._target = None

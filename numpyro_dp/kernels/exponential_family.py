@@ -35,7 +35,6 @@ from numpyro_dp.chain.random_walk import RandomWalk
 from numpyro_dp.chain.target import ROOM, PrivateTarget
 from numpyro_dp.kernels.options import MetropolisOptions, only
 from numpyro_dp.kernels.prepared import (
-    PRIOR_DRAWS,
     PreparedKernel,
     copied,
     resolve_preparation,
@@ -45,6 +44,7 @@ from numpyro_dp.kernels.prepared import (
 from numpyro_dp.model.arguments import PublicArguments
 from numpyro_dp.model.families import BoundFamily, ExponentialFamily, family_of
 from numpyro_dp.model.separable import SeparableModel
+from numpyro_dp.preparation.begin import PRIOR_DRAWS
 from numpyro_dp.preparation.chains import NutsChain, Prepared
 from numpyro_dp.preparation.fund import BEGUN, RESERVE, Fund, Wish
 from numpyro_dp.preparation.statistics import Statistics, SumLaw, find_modes

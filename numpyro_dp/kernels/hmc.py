@@ -1,6 +1,6 @@
 """`DPHMC`: by default on a private surrogate of the likelihood; or on noisy clipped gradients (Räisä et al. 2021).
 
-What runs when somebody writes ``DPHMC(model, eps=1.0)``:
+What runs when somebody writes ``DPHMC(model, eps=1.0)`` is `numpyro_dp.preparation.prepare`, one function:
 
 1. `numpyro_dp.preparation.search` finds privately where the posterior is and how wide, in the coordinates in which the
    parameters meet the data (`numpyro_dp.model.coordinates`);
@@ -9,7 +9,8 @@ What runs when somebody writes ``DPHMC(model, eps=1.0)``:
 3. `numpyro_dp.preparation.verdict` asks once more whether that quadratic is like the likelihood;
 4. `numpyro_dp.preparation.chains.NutsChain` runs NUTS on it and the exact prior.
 
-`numpyro_dp.kernels.prepared` drives these. With ``prepare=False`` it is the sampler in `numpyro_dp.chain.noisy_hmc`.
+`numpyro_dp.kernels.prepared` calls it before a chain starts. With ``prepare=False`` the sampler is that in
+`numpyro_dp.chain.noisy_hmc`.
 """
 
 from collections.abc import Callable

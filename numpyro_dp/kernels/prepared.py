@@ -4,32 +4,28 @@ The preparation (`numpyro_dp.preparation`) finds where the posterior is and how 
 coordinates in which the parameters meet the data. One of the chains in `numpyro_dp.preparation.chains` follows.
 """
 
-import dataclasses
 import hashlib
 import math
 import pickle
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from numpyro.distributions import constraints
 from numpyro.util import is_prng_key
 
 from numpyro_dp.chain.algorithm import Algorithm
 from numpyro_dp.chain.target import PrivateTarget
-from numpyro_dp.chain.worth import TYPICAL_CLIP, tight_slope
 from numpyro_dp.kernels.base import DPKernel
 from numpyro_dp.kernels.options import OF_PLAIN_SAMPLERS
 from numpyro_dp.kernels.state import DPState
 from numpyro_dp.model.arguments import PublicArguments
-from numpyro_dp.model.coordinates import Cut, find_cut
+from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.model.separable import SeparableModel
-from numpyro_dp.model.symmetry import Symmetry, find_symmetries
-from numpyro_dp.model.synthetic import synthetic_rows
+from numpyro_dp.preparation.begin import Begun, OwnAlgorithm, asked_in_search, begin, cut_of_units, widths_of_prior
 from numpyro_dp.preparation.chains import (
     Chain,
     NutsChain,
@@ -39,41 +35,20 @@ from numpyro_dp.preparation.chains import (
     shape_of_carry,
     surrogate_chain,
 )
-from numpyro_dp.preparation.discontinuities import find_discontinuities
-from numpyro_dp.preparation.frames import NormalPrior, as_wide_as_the_posterior, place_of, rough_normal
-from numpyro_dp.preparation.fund import BEGUN, RESERVE, Fund, Wish, tell
-from numpyro_dp.preparation.last_release import last_releases, recentred
-from numpyro_dp.preparation.options import Preparation, require_draws, require_hope, warn_if_blurred
-from numpyro_dp.preparation.row_scores import has_kinks
-from numpyro_dp.preparation.row_slopes import SLOPE_GRID, find_slope
-from numpyro_dp.preparation.search import Found, search
-from numpyro_dp.preparation.start import start_near
-from numpyro_dp.preparation.survey import WEIGHT_GRID, Survey, is_centred
-from numpyro_dp.preparation.verdict import FIT_SHARE, by_coordinate, check, find_mirror, reasons, uninformed, widths
+from numpyro_dp.preparation.fund import RESERVE, tell
+from numpyro_dp.preparation.options import Preparation
+from numpyro_dp.preparation.prepare import prepare
+from numpyro_dp.preparation.verdict import reasons, uninformed
 from numpyro_dp.privacy.accounting import gaussian_rho, noise_multiplier_for
 from numpyro_dp.privacy.fingerprint import fingerprint
-from numpyro_dp.privacy.ledger import PrivacyBudgetError, Releases, Wanted
-from numpyro_dp.privacy.mechanisms import Gaussian, bounds_per_row
+from numpyro_dp.privacy.ledger import PrivacyBudgetError, Wanted
+from numpyro_dp.privacy.mechanisms import Gaussian
 from numpyro_dp.privacy.sharding import Layout
-from numpyro_dp.statements import some_of
 
-PRIOR_DRAWS = 1000
 RHO_WITHOUT_PRIVACY = 1e6
 """Of a preparation for ``eps=inf``: its noise is as large as a thousandth of what one row may add."""
-MANY_LATENTS = 50
-"""So many values of one site may be one for each person."""
 OWN_SHARE = 0.3
 """Of the budget, for the preparation of a kernel that goes on with its own chain."""
-
-
-_WITHOUT_SCALE = (
-    constraints.ordered_vector,
-    constraints.simplex,
-    constraints.corr_cholesky,
-    constraints.corr_matrix,
-    constraints.sphere,
-)
-"""Supports beside intervals of which the unconstrained values are a few units in size."""
 _CLIPS = {
     "count": "one for each row",
     "weights": "counts of rows",
@@ -341,12 +316,12 @@ class PreparedKernel(DPKernel):
             with _now():
                 begun = self.before_asking(separated, public, target)
             # Not above, where JAX may fold constants: then the same computation would have another hash.
-            if isinstance(begun, _Begun):  # of a search
-                begun = begun._replace(asked=self._asked_in_search(begun))
+            if isinstance(begun, Begun):  # of a search
+                begun = begun._replace(asked=asked_in_search(begun, self.ledger))
             with _now():
                 prepared = self.ask_table(begun)
                 self._chain = self._make_chain(prepared, begun.cut, separated, public)
-                self._prior_widths = _widths_of_prior(separated, public, begun.z_draws, begun.improper)
+                self._prior_widths = widths_of_prior(separated, public, begun.z_draws, begun.improper)
             self._result = prepared
             self._public = copied(public.leaves)
             self._public_hash, self._prior_hash = _hash(self._public), prior_hash
@@ -361,138 +336,21 @@ class PreparedKernel(DPKernel):
 
     def before_asking(
         self, separated: SeparableModel, public: PublicArguments, target: Callable[[], PrivateTarget]
-    ) -> "_Begun":
-        """Everything that comes before the first look at the table.
+    ) -> Begun:
+        """Everything that comes before the first look at the table; see `numpyro_dp.preparation.begin`.
 
         :param target: makes one on all rows.
-        :raises PrivacyBudgetError: if there is no hope for a useful answer, or a search was begun before.
         """
-        options, plan = self.preparation, self.ledger.plan
-        assert options is not None
-        args, kwargs = public.args, public.kwargs
-        cut = self._find_cut(separated, public)
-        if RESERVE not in plan.kinds:
-            raise PrivacyBudgetError(BEGUN)
-        if not options.force and plan.num_rows is not None:
-            rho, counted = Fund(self.ledger).left, plan.num_rows / self.settings.power_for(separated.num_rows)
-            units = "rows" if separated.of_rows is separated else "units"
-            require_hope(cut.size, counted, rho, options, plan.eps, plan.delta, units, _advice_on_units(separated))
-            if self._has_own_chain:
-                slope = TYPICAL_CLIP * tight_slope(
-                    plan.num_rows, separated.num_params, self.settings.power_for(plan.num_rows)
-                )
-                slope /= self.settings.power_for(plan.num_rows)
-                require_draws(self._worth(slope, separated.num_params, plan.num_rows), plan.num_rows, plan.eps, units)
-            else:
-                warn_if_blurred(cut.size, counted, rho, options, plan.eps, plan.delta, units)
-        self.ledger.require({RESERVE: 1}, 1, None, "the preparation")
-        z_draws, improper = separated.prior_draws(PRIOR_DRAWS, args, kwargs)
-        z_draws = self._scaled_draws(separated, z_draws, improper)
-        of_rows = target()
-        # Outcomes that are drawn tell the information, but only where rows have public places.
-        is_smooth = is_centred(cut, of_rows) or not _has_kinks(cut, separated, args, kwargs, z_draws)
-        survey = Survey(of_rows, cut, is_smooth)
-        survey.require_derivatives()
-        z_prior = rough_normal(z_draws)
-        guess = self._public_guess(separated, z_prior)
-        prior = rough_normal(_map(cut.coordinates, z_draws))
-        near = rough_normal(_map(cut.coordinates, z_draws if guess is None else guess))
-        if guess is None:
-            near = near._replace(mean=_map(cut.coordinates, place_of(z_draws)[None])[0])
-        symmetries = find_symmetries(separated, args, kwargs, z_draws)
-        steps = tuple(_steps(cut, separated, args, kwargs, _map(cut.coordinates, z_draws), prior))
-        of_row = separated.row_log_density(args, kwargs)
-        return _Begun(options, survey, z_draws, improper, z_prior, prior, near, symmetries, of_rows, of_row, steps)
+        assert self.preparation is not None
+        own, power = None, self.settings.power_for(separated.num_rows)
+        if self._has_own_chain:
+            (kind,) = self.settings.clips
+            own = OwnAlgorithm(kind, self._worth)
+        return begin(self.preparation, separated, public, target, self.ledger, power, own)
 
-    def ask_table(self, begun: "_Begun") -> Prepared:
-        """Ask the table, and decide by its noisy answers."""
-        survey, prior, n = begun.survey, begun.prior, self.ledger.plan.num_rows
-        asked = self._asked_in_search(begun) if begun.asked is None else begun.asked
-        fund, cut = Fund(self.ledger, self.announce, asked), survey.cut
-        whole, walks = fund.left, self._has_own_chain or begun.options.mode == "walk"
-        if cut.row_weight is not None and n is not None and not walks:
-            survey = _of_rows_that_count_once(survey, fund, n)
-        found = search(survey, prior, begun.near, fund, n)
-        if walks:
-            found = found._replace(frame=as_wide_as_the_posterior(found.frame, found.of_frames))
-            return (self._own if self._has_own_chain else self._walk)(begun, fund, found)
-        if not survey.centres and found.weight != 1:
-            survey = survey.in_units_of(found.weight)
-        for_last = fund.left - FIT_SHARE * whole
-        found, surrogates, stages, guide = last_releases(survey, found, prior, fund, for_last, not begun.improper)
-        checked, surrogate = check(survey, found, surrogates, stages, guide, fund, fund.left)
-        start, covariance = start_near(cut, recentred(surrogate, prior), begun.z_prior)
-        return Prepared(
-            "surrogate",
-            cut.names,
-            start,
-            covariance,
-            surrogate.frame,
-            len(found.rounds),
-            surrogate=surrogate,
-            check=checked,
-            bounds=stages[-1].bounds,
-            centred=survey.centres,
-            mirror=find_mirror(begun.symmetries, cut, surrogate, start),
-            steps=begun.steps,
-        )
-
-    def _asked_in_search(self, begun: "_Begun") -> str:
-        """A hash of where the search starts, and of what it asks of a row; with a noise seed only.
-
-        Draws of the prior and of outcomes decide on both. They follow from densities only as far as samplers do.
-        """
-        if not self.ledger.reproducible or self.ledger.closed:
-            return ""
-        return fingerprint([], (begun.survey.of_one_row(), begun.prior, begun.near))
-
-    def _walk(self, begun: "_Begun", fund: Fund, found: Found) -> Prepared:
-        """Plan the walk: what is left pays for its steps.
-
-        Short jumps need little noise: where the noise decides, one standard deviation of about 2 mixes best, and the
-        more iterations there are, the shorter they are.
-        """
-        survey, plan = begun.survey, self.ledger.plan
-        m = survey.size
-        pairs = np.random.default_rng(1).standard_normal((8, 2, m))
-        draws = fund.ask(slope=Wish(0.03 * fund.left, SLOPE_GRID.num_counts, (1,)))["slope"]
-        most = 5 * math.sqrt(SLOPE_GRID.num_counts / (2 * 0.03 * fund.left))  # rows that noise may hide
-        slope = 2 * survey.slope(draws, found.frame, pairs, SLOPE_GRID, 2.0**-30, most)
-        steps, left = plan.num_iterations * plan.num_chains, fund.left
-        ratio = Gaussian(noise_multiplier_for(left, steps))
-        fund.assign({"ratio": Releases((ratio,), (steps,))})
-        noise = ratio.noise_multiplier * survey.power * slope
-        noise *= bounds_per_row(self.settings.neighboring_relation)
-        start, covariance = start_near(survey.cut, found.frame, begun.z_prior)
-        return Prepared(
-            "walk",
-            survey.cut.names,
-            start,
-            covariance,
-            found.frame,
-            len(found.rounds),
-            slope=slope,
-            step=min(2.38 / math.sqrt(m), 2 / (noise * math.sqrt(m))),
-            has_arrived=found.has_arrived,
-        )
-
-    def _own(self, begun: "_Begun", fund: Fund, found: Found) -> Prepared:
-        """Coordinates and clip bound of the kernel's own chain; what is left of the reserve pays for the bound."""
-        start, covariance = start_near(begun.survey.cut, found.frame, begun.z_prior)
-        names, arrived = begun.survey.cut.names, found.has_arrived
-        prepared = Prepared("own", names, start, covariance, found.frame, len(found.rounds), has_arrived=arrived)
-        chain = OwnChain(prepared, self)
-        (kind,) = self.settings.clips
-        slope = find_slope(
-            begun.target,
-            lambda y, row: begun.row_log_density(chain.parameters(y), row),
-            len(start),
-            kind,
-            fund,
-            found.num_rows,
-        )
-        steps = begun.steps if kind == "grad" else ()  # an acceptance test sees them
-        return prepared._replace(slope=slope, steps=steps)
+    def ask_table(self, begun: Begun) -> Prepared:
+        """Ask the table, and decide by its noisy answers; see `numpyro_dp.preparation.prepare`."""
+        return prepare(begun, self.ledger, self.announce)
 
     def _make_chain(
         self, prepared: Prepared, cut: Cut, separated: SeparableModel, public: PublicArguments
@@ -523,55 +381,7 @@ class PreparedKernel(DPKernel):
 
     def _find_cut(self, separated: SeparableModel, public: PublicArguments) -> Any:
         """The coordinates in which the parameters meet the data, with their names."""
-        return _cut_of_units(separated, public.args, public.kwargs)
-
-    def _scaled_draws(self, separated: SeparableModel, z_draws: np.ndarray, improper: Mapping[str, Any]) -> np.ndarray:
-        """Draws of the prior, those of improper sites replaced by what the user says of their place and scale.
-
-        :param improper: supports of these sites.
-        :raises ValueError: if the user does not say how large one may be, and its support does not, either.
-        """
-        options = self.preparation
-        assert options is not None
-        scales, start = options.scales or {}, options.start or {}
-        unknown = sorted(name for name, support in improper.items() if name not in scales and _has_scale(support))
-        if unknown and not options.force:
-            raise ValueError(
-                f"improper prior of {some_of(unknown)}: it does not say how large a parameter may be, with which the "
-                "search for the posterior begins. Nothing was released. Give a proper prior, rather too wide than too "
-                "narrow. Or say by `prepare=Preparation(scales={...})`, for each of these sites, how far from 0 (or "
-                "from its `start`) it may be; of a positive one, how far its logarithm"
-            )
-        said = sorted(improper.keys() & set(scales))
-        if not said:
-            return z_draws
-        sites = jax.vmap(separated.unravel)(jnp.asarray(z_draws, jnp.result_type(float)))
-        rng = np.random.default_rng(0)
-        for name in said:
-            normal = rng.standard_normal(sites[name].shape)
-            sites[name] = jnp.asarray(start.get(name, 0.0) + scales[name] * normal, sites[name].dtype)
-        return np.asarray(jax.vmap(separated.ravel)(sites), float)
-
-    def _public_guess(self, separated: SeparableModel, z_prior: NormalPrior) -> np.ndarray | None:
-        """Draws from where the search starts, if the user says so; flat and unconstrained."""
-        options = self.preparation
-        assert options is not None
-        if options.start is None and options.scales is None:
-            return None
-
-        def flat(given: Mapping[str, Any], default: np.ndarray) -> np.ndarray:
-            sites = separated.unravel(jnp.asarray(default, jnp.result_type(float)))
-            unknown = set(given) - set(sites)
-            if unknown:
-                raise ValueError(f"Preparation names {sorted(unknown)}, but the sites are {sorted(sites)}")
-            return np.asarray(
-                separated.ravel({name: jnp.broadcast_to(given.get(name, x), x.shape) for name, x in sites.items()}),
-                float,
-            )
-
-        mean = flat(options.start or {}, z_prior.mean)
-        scale = flat(options.scales or {}, np.sqrt(np.diag(z_prior.covariance)))
-        return mean + scale * np.random.default_rng(0).standard_normal((PRIOR_DRAWS, len(mean)))
+        return cut_of_units(separated, public.args, public.kwargs)
 
     # -- The chains --------------------------------------------------------------------------------------------------
 
@@ -604,129 +414,10 @@ class PreparedKernel(DPKernel):
         return super().__getstate__() | {"_chain": None, "_public": None}
 
 
-_WEIGHTS_NOISE, _WEIGHTS_SHARE, _EXCEEDING_WEIGHT = 0.06, 0.02, 0.2
-"""Of the rows: the noise of counts of weights above some, unless that would cost more than this share of the budget;
-and how many have a weight above a typical one."""
-
-
-def _of_rows_that_count_once(survey: Survey, fund: Fund, n: float) -> Survey:
-    price = min(WEIGHT_GRID.num_counts / (2 * (_WEIGHTS_NOISE * n) ** 2), _WEIGHTS_SHARE * fund.left)
-    draws = fund.ask(weights=Wish(price, WEIGHT_GRID.num_counts, (1,)))["weights"]
-    return survey.of_rows_that_count_once(draws, _EXCEEDING_WEIGHT * n)
-
-
-class _Begun(NamedTuple):
-    """A preparation before it starts.
-
-    :ivar z_draws: of the prior; flat and unconstrained.
-    :ivar improper: supports of sites whose prior is: their draws are what the user says of them.
-    :ivar z_prior, prior: rough normal laws of them, in unconstrained parameters, and in the cut's coordinates.
-    :ivar near: where to start, in the latter.
-    :ivar symmetries: of the joint density.
-    :ivar target: on all rows.
-    :ivar row_log_density: of unconstrained parameters and a row.
-    :ivar steps: see `Prepared`.
-    :ivar asked: see `_asked_in_search`; None where nobody has found it yet.
-    """
-
-    options: Preparation
-    survey: Survey
-    z_draws: np.ndarray
-    improper: Mapping[str, Any]
-    z_prior: NormalPrior
-    prior: NormalPrior
-    near: NormalPrior
-    symmetries: list[Symmetry]
-    target: PrivateTarget
-    row_log_density: Callable[[jax.Array, tuple], jax.Array]
-    steps: tuple[str, ...]
-    asked: str | None = None
-
-    @property
-    def cut(self) -> Cut:
-        return self.survey.cut
-
-
-def _widths_of_prior(
-    separated: SeparableModel, public: PublicArguments, z_draws: np.ndarray, improper: Mapping[str, Any]
-) -> dict[str, float]:
-    """Of each parameter as users know it, from flat unconstrained draws; an improper prior has no width."""
-
-    def parameters(z: jax.Array) -> dict[str, jax.Array]:
-        sites = separated.constrain(public.args, public.kwargs)(separated.unravel(z))
-        return {name: sites[name] for name in separated.prototype if name in sites.keys() - improper}
-
-    free = {name: np.size(value) for name, value in separated.prototype.items()}
-    values = jax.jit(jax.vmap(parameters))(jnp.asarray(z_draws, jnp.result_type(float)))
-    single = by_coordinate(values, free, 1)
-    return widths({name: value for name, value in single.items() if value.ndim == 1})
-
-
-def _has_scale(support: Any) -> bool:
-    """Whether unconstrained values may be of any size: not within bounds, nor those of cut points on a link's scale."""
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return not isinstance(support, constraints.interval) and support not in _WITHOUT_SCALE
-
-
 def _now() -> AbstractContextManager:
     """Compute what follows now, also in a trace. Outside of one that is so anyway, and programs compile faster."""
     in_a_trace = isinstance(jnp.zeros(()), jax.core.Tracer)
     return jax.ensure_compile_time_eval() if in_a_trace else nullcontext()
-
-
-def _cut_of_units(separated: SeparableModel, args: tuple, kwargs: dict) -> Cut:
-    cut = find_cut(separated.of_rows, args, kwargs, separated.of_rows is separated)
-    if separated.of_rows is separated:
-        return cut
-    of_unit: Callable = separated.per_unit if cut.parts is None else separated.integrate
-    given, drawn = (cut.row_log_density, cut.drawn_log_density) if cut.parts is None else (cut.parts, cut.drawn_parts)
-    if cut.row_weight is not None:  # rows of a unit may count differently
-        drawn = None
-    return dataclasses.replace(
-        cut,
-        row_weight=None,
-        draw_count=None,
-        count_log_density=None,
-        apart=None,  # the rows of a unit may be of different groups
-        row_log_density=of_unit(given),
-        drawn_log_density=None if drawn is None else of_unit(drawn),
-    )
-
-
-def _advice_on_units(separated: SeparableModel) -> str:
-    """What to do about a latent for each of many people, if there is one; by shapes alone."""
-    sizes = {name: np.size(value) for name, value in separated.prototype.items()}
-    name = max(sizes, key=lambda name: sizes[name])
-    if sizes[name] < MANY_LATENTS or separated.of_rows is not separated:
-        return ""
-    return (
-        f"Site {name!r} has {sizes[name]:,} values: if each is of a person with rows of their own, name the column "
-        "that says whose a row is (`unit=`), and they are integrated out. "
-    )
-
-
-def _steps(
-    cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict, phi_draws: np.ndarray, prior: NormalPrior
-) -> list[str]:
-    """`find_discontinuities` on synthetic rows, of the model as it is row by row."""
-    if not cut.has_thresholds:
-        return []
-    cut, rows = _row_by_row(cut, separated, args, kwargs)
-    return find_discontinuities(cut.row_log_density, rows, cut.names, phi_draws[:4], np.sqrt(np.diag(prior.covariance)))
-
-
-def _has_kinks(cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict, z_draws: np.ndarray) -> bool:
-    """By synthetic rows, of the model as it is row by row."""
-    cut, rows = _row_by_row(cut, separated, args, kwargs)
-    return has_kinks(cut, _map(cut.coordinates, z_draws[:8]), rows)
-
-
-def _row_by_row(cut: Cut, separated: SeparableModel, args: tuple, kwargs: dict) -> tuple[Cut, tuple]:
-    """The cut of the model as it is row by row, and synthetic rows for it."""
-    model = separated.of_rows
-    rows = synthetic_rows(model.private_arguments(), 16, np.random.default_rng(0))
-    return cut if model is separated else find_cut(model, args, kwargs), rows
 
 
 class _NotYet(Algorithm):
@@ -790,10 +481,6 @@ def same_values(first: list[Any], second: list[Any]) -> bool:
         return bool(np.array_equal(a, b, equal_nan=are_real))
 
     return len(first) == len(second) and all(map(same, first, second))
-
-
-def _map(function: Callable[[jax.Array], jax.Array], points: np.ndarray) -> np.ndarray:
-    return np.asarray(jax.vmap(function)(jnp.asarray(points, jnp.result_type(float))), float)
 
 
 def resolve_preparation(prepare: "Preparation | bool | None", eps: float | None, plain: Mapping) -> Preparation | None:

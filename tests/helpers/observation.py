@@ -33,8 +33,8 @@ import pytest
 import numpyro_dp
 import numpyro_dp.chain.target
 import numpyro_dp.kernels.base
-import numpyro_dp.kernels.prepared
 import numpyro_dp.mcmc
+import numpyro_dp.preparation.begin
 import numpyro_dp.privacy.accounting
 import numpyro_dp.privacy.budget
 import numpyro_dp.privacy.noise
@@ -80,7 +80,7 @@ def _stubbed(same_world, monkeypatch):
 @pytest.fixture(name="same_world")
 def _same_world(monkeypatch, tmp_path):
     """Randomness, time and paths that are the same in every run."""
-    base, prepared = numpyro_dp.kernels.base, numpyro_dp.kernels.prepared
+    base, begin = numpyro_dp.kernels.base, numpyro_dp.preparation.begin
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "run" / "state"))
     now = numpyro_dp.privacy.budget.datetime.datetime(2000, 1, 1)
     clock = SimpleNamespace(UTC=None, datetime=SimpleNamespace(now=lambda zone: now))
@@ -113,10 +113,10 @@ def _same_world(monkeypatch, tmp_path):
         found._target = of
         return found
 
-    find_cut, survey = prepared.find_cut, prepared.Survey
+    find_cut, survey = begin.find_cut, begin.Survey
     monkeypatch.setattr(base, "separate", separate_once)
-    monkeypatch.setattr(prepared, "find_cut", cut_once)
-    monkeypatch.setattr(prepared, "Survey", survey_once)
+    monkeypatch.setattr(begin, "find_cut", cut_once)
+    monkeypatch.setattr(begin, "Survey", survey_once)
     before = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", True)  # compiling takes longer than running
     yield world

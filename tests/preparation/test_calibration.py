@@ -21,7 +21,7 @@ from helpers.tiers import some_every_day
 from scipy import stats
 from scipy.special import logsumexp
 
-import numpyro_dp.kernels.prepared
+import numpyro_dp.preparation.begin
 from numpyro_dp import DPHMC, MCMC
 from numpyro_dp.model.separable import SeparableModel
 from numpyro_dp.preparation import Preparation, row_scores
@@ -45,7 +45,7 @@ def simulated(rng):
 @pytest.fixture
 def compiled_once(monkeypatch):
     """All repetitions share the survey's programs, which take the rows as arguments, and the draws of the prior."""
-    surveys, survey = [], numpyro_dp.kernels.prepared.Survey
+    surveys, survey = [], numpyro_dp.preparation.begin.Survey
 
     def shared(target, cut, is_smooth):
         if not surveys:
@@ -53,7 +53,7 @@ def compiled_once(monkeypatch):
         surveys[0]._target = target
         return surveys[0]
 
-    find_cut, find_symmetries = numpyro_dp.kernels.prepared.find_cut, numpyro_dp.kernels.prepared.find_symmetries
+    find_cut, find_symmetries = numpyro_dp.preparation.begin.find_cut, numpyro_dp.preparation.begin.find_symmetries
     prior_draws = SeparableModel.prior_draws
     found = functools.cache(lambda function: [])
 
@@ -65,9 +65,9 @@ def compiled_once(monkeypatch):
 
         return remembered
 
-    monkeypatch.setattr(numpyro_dp.kernels.prepared, "Survey", shared)
-    monkeypatch.setattr(numpyro_dp.kernels.prepared, "find_cut", once(find_cut))
-    monkeypatch.setattr(numpyro_dp.kernels.prepared, "find_symmetries", once(find_symmetries))
+    monkeypatch.setattr(numpyro_dp.preparation.begin, "Survey", shared)
+    monkeypatch.setattr(numpyro_dp.preparation.begin, "find_cut", once(find_cut))
+    monkeypatch.setattr(numpyro_dp.preparation.begin, "find_symmetries", once(find_symmetries))
     monkeypatch.setattr(SeparableModel, "prior_draws", once(prior_draws))
 
 

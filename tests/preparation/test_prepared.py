@@ -21,6 +21,8 @@ from numpyro.distributions import constraints
 
 import numpyro_dp.chain.target
 import numpyro_dp.kernels.prepared
+import numpyro_dp.preparation.begin
+import numpyro_dp.preparation.prepare
 from numpyro_dp import (
     DPHMC,
     MCMC,
@@ -239,7 +241,7 @@ def test_an_improper_prior_of_which_the_scale_is_said_or_known_is_not(supports, 
     def look(*_):
         raise RuntimeError("the first look")
 
-    monkeypatch.setattr(numpyro_dp.kernels.prepared, "search", look)
+    monkeypatch.setattr(numpyro_dp.preparation.prepare, "search", look)
     model = flat(*supports, event_shape=(2,))
     kernel = DPHMC(model, eps=50.0, prepare=Preparation(**options), num_iterations=6)
     with pytest.raises(RuntimeError, match="the first look"):
@@ -614,7 +616,7 @@ def test_a_posterior_that_may_be_off_says_so(check, others, message):
 def test_a_run_ends_with_one_warning_and_keeps_its_results(monkeypatch):
     """Where warnings are errors what was paid for is not lost. Who forces a run is not warned, but told."""
     monkeypatch.setattr(numpyro_dp.kernels.prepared, "reasons", lambda check: ["first", "second"])
-    monkeypatch.setattr(numpyro_dp.kernels.prepared, "warn_if_blurred", lambda *args: None)
+    monkeypatch.setattr(numpyro_dp.preparation.begin, "warn_if_blurred", lambda *args: None)
     kernel = surrogate(prepare=Preparation(mode="surrogate"))
     mcmc = MCMC(kernel, num_warmup=10, num_samples=20, progress_bar=False)
     with pytest.raises(PosteriorWarning, match=r"^the posterior may be off: first; second"):
@@ -843,7 +845,7 @@ def test_all_stages_together_cost_no_more_than_what_was_committed(make, rows, mo
 
 def test_a_search_that_wants_more_than_there_is_is_refused(monkeypatch):
     """Whatever a stage decides: the ledger, not the search, sees to the sum."""
-    monkeypatch.setattr(numpyro_dp.kernels.prepared, "FIT_SHARE", -0.5)  # so that the last releases want too much
+    monkeypatch.setattr(numpyro_dp.preparation.prepare, "FIT_SHARE", -0.5)  # so that the last releases want too much
     kernel = surrogate(num_iterations=6)
     with pytest.raises(PrivacyBudgetError, match=r"rho [\d.]+ is wanted from a reserve of [\d.]+"):
         run(kernel)

@@ -24,7 +24,7 @@ import numpyro.distributions as dist
 import pytest
 from helpers.tiers import some_every_day
 
-import numpyro_dp.kernels.prepared
+import numpyro_dp.preparation.prepare
 import numpyro_dp.privacy.budget
 from numpyro_dp import (
     DPHMC,
@@ -1405,7 +1405,7 @@ def test_a_prepared_kernel_goes_on_without_asking_the_table_anew(path, mode, mon
     first = part(DPHMC(model, eps=20.0, budget=budget, **options))
     resumed = again(first)
     resumed.resume(budget)
-    monkeypatch.setattr(numpyro_dp.kernels.prepared, "search", lambda *a: pytest.fail("it was prepared again"))
+    monkeypatch.setattr(numpyro_dp.preparation.prepare, "search", lambda *a: pytest.fail("it was prepared again"))
     go_on(resumed)
     assert resumed.sampler.prepared.mode == mode
     assert np.isfinite(resumed.get_samples()["mu"]).all()

@@ -29,7 +29,7 @@ from helpers.constant_sums import SECRET, ConstantSums, constant_moments, consta
 from jax.experimental.compilation_cache import compilation_cache
 
 import numpyro_dp.kernels.base
-import numpyro_dp.kernels.prepared
+import numpyro_dp.preparation.prepare
 import numpyro_dp.privacy.release
 from numpyro_dp import DPHMC, DPSGHMC, DPSGNHT, MCMC, DPBarker, DPPenalty, FixedBatches, to_arviz
 from numpyro_dp.mcmc import _no_compilation_cache_on_disk as no_compilation_cache_on_disk
@@ -205,14 +205,14 @@ def test_a_mutation_that_releases_an_exact_value_is_caught(constant_sums, monkey
 
 @pytest.mark.nightly
 def test_a_preparation_that_lets_an_exact_number_out_is_caught(constant_sums, monkeypatch):
-    exact = numpyro_dp.kernels.prepared.search
+    exact = numpyro_dp.preparation.prepare.search
 
     def leaking(survey, *args):
         found = exact(survey, *args)
         value = float(np.ravel(survey._target.vault._rows[0])[0])
         return found._replace(frame=found.frame._replace(center=found.frame.center + 1e-6 * value))
 
-    monkeypatch.setattr(numpyro_dp.kernels.prepared, "search", leaking)
+    monkeypatch.setattr(numpyro_dp.preparation.prepare, "search", leaking)
     first, second = (run(KERNELS["penalty_prepared"], t, stock=False, chain_method="vectorized")[0] for t in tables())
     with pytest.raises(AssertionError):
         assert_same(first, second)
