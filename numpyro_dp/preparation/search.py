@@ -43,6 +43,8 @@ ROUND_SHARE = 0.1
 GROWTH = 6.0
 LINE = 8.0 ** np.arange(1, -8, -1)
 """Multiples of a step that are compared."""
+_HIDDEN = 2.0
+"""Standard deviations of the noise, by which the gain of a whole step may fall short of what is expected."""
 _WITHIN = 3.0
 """No longer step than that to the mode leads where the prior is lower than so many standard deviations of a normal law
 away, and those that all coordinates have."""
@@ -51,8 +53,10 @@ _UNSEEN = 0.35
 _WIDENS = 1 / 16
 """A round raises eigenvalues of the posterior's precision to this, where the frame says 1: an outcome that is all but
 certain says nothing about its parameters, and the frame would become as wide as the prior."""
+_TOO_WIDE = 2.0
+"""Times the information that a row has in a frame that is right: where more is found, the frame becomes narrower."""
 _INFORMATION_ROOM = 2.0
-"""Over that, for the information: its norms vary as the squares of the gradients'."""
+"""Over what many rows have, for the bound of the information: norms vary more than those of gradients."""
 _QUIET = 1.0
 """Edge of the information's noise above which no bound of it is raised further: it would shorten every step."""
 _SCORE_OF_INFORMATION = 2.0
@@ -297,7 +301,7 @@ def _round(
     room: float,
 ) -> Round:
     m = survey.size
-    bounds, found, usual = _release(survey, fund, frame, prices, n, not rounds or rounds[-1].is_near, room)
+    frame, bounds, found, usual = _release(survey, fund, frame, prices, n, not rounds or rounds[-1].is_near, room)
     edge = noise_edge(found.information_scale, m)
     step, distance, noise = _step(found, edge, prior, frame)
     length = 1.0
@@ -306,7 +310,7 @@ def _round(
     is_short = distance < expected_square(m, noise)
     if blur < _BLURRED * distance and (not rounds or not is_short or noise > _LOUD * m):
         draw = fund.ask(line_search=Wish(prices.line, 1, (len(LINE),)))["line_search"]
-        length = _length(survey, draw, prior, frame, step, float(bounds.score))
+        length = _length(survey, draw, prior, frame, step, float(bounds.score), distance / 2)
         if length == 0 and is_short and noise < _LOUD * m:
             length = 1.0
     precisions = np.linalg.eigvalsh(found.information + prior.for_next(frame))
@@ -322,8 +326,12 @@ def _release(
     n: float,
     is_settled: bool,
     room: float,
-) -> tuple[Bounds, Derivatives, float]:
+) -> tuple[Frame, Bounds, Derivatives, float]:
     """Score and information at the frame's centre, and the clip bounds that they were released with; `Round.usual`.
+
+    Where counts say that rows tell more than they would in a frame that is right, the frame is made narrower before.
+    Else the clip would take most of the information, and what is left would hardly narrow the next frame: a scale that
+    starts far too large falls in each round, and with it the width of all that it is the scale of.
 
     :param is_settled: whether rows' norms are about those of a right frame, so that bounds follow from public numbers:
         at the start, where the scales have been searched for, and where no step is left that is longer than the noise.
@@ -339,6 +347,10 @@ def _release(
         least = 2.0**-16 * np.array([typical, typical**2])
         score, information = survey.bounds(draws["bounds"], frame, least, _UNSEEN * n)
         usual = max(score / typical, 1.0)
+        if survey.centres and information > _TOO_WIDE * typical**2:
+            too_wide = math.sqrt(information) / typical
+            frame = frame._replace(whitening=np.asarray(frame.whitening) / too_wide)
+            score, information = score / too_wide, typical**2
         # Where few rows say most (a rare outcome), typical ones say little: no bound is below that of a right frame.
         score, information = max(score, typical), max(_INFORMATION_ROOM * information, typical**2)
         if survey.centres:  # what is taken from the information is taken from the score, too
@@ -348,7 +360,7 @@ def _release(
         if room > 1:
             score = max(score, room * SCORE_ROOM * typical)
         bounds = Bounds(score, information)
-    return bounds, survey.derivatives(draws["derivatives"], frame, bounds, 0.5, n), usual
+    return frame, bounds, survey.derivatives(draws["derivatives"], frame, bounds, 0.5, n), usual
 
 
 def _step(found: Derivatives, edge: float, prior: NormalPrior, frame: Frame) -> tuple[np.ndarray, float, float]:
@@ -392,10 +404,21 @@ def _next_frame(here: Round, prior: NormalPrior) -> Frame:
     return Frame(center, within_reason(whitening @ (vectors / np.sqrt(values)), prior))
 
 
-def _length(survey: Survey, draw: Draw, prior: NormalPrior, here: Frame, step: np.ndarray, bound: float) -> float:
+def _length(
+    survey: Survey,
+    draw: Draw,
+    prior: NormalPrior,
+    here: Frame,
+    step: np.ndarray,
+    bound: float,
+    expected: float,
+) -> float:
     """Which multiple of the step to go: the largest whose gain is clear, and not far less so than that of the clearest.
 
-    Along a parabola the gain of the whole step is half as clear as that of a tiny one. 0 if no gain is clear.
+    Along a parabola the gain of the whole step is half as clear as that of a tiny one. So where noise could hide what
+    is expected, the whole step is gone all the same. 0 if no gain is clear.
+
+    :param expected: gain of the whole step.
     """
     start = np.asarray(here.center)
     ends = start + LINE[:, None] * (np.asarray(here.whitening) @ step)
@@ -408,4 +431,5 @@ def _length(survey: Survey, draw: Draw, prior: NormalPrior, here: Frame, step: n
     leaves = (LINE > 1) & (np.array(away[1:]) > max(_WITHIN + math.sqrt(len(step)), away[0]))
     clear = np.where(leaves, 0.0, gains / scales)
     worth = clear > max(0.25 * clear.max(), 1.0)
+    worth |= (LINE == 1) & (gains > expected - _HIDDEN * scales)
     return float(LINE[int(np.argmax(worth))]) if worth.any() else 0.0

@@ -278,7 +278,8 @@ class Survey:
         threshold: float | np.ndarray,
         kinds: np.ndarray,
     ) -> np.ndarray:
-        """For each of some kinds of coordinates, a bound that so many rows' derivatives exceed.
+        """For each of some kinds of coordinates, a bound that so many rows' derivatives exceed: their own, or what the
+        model's outcomes have (the root of their mean square), if that is more.
 
         See `PrivateTarget.find_bounds`. A row has a derivative by one coordinate of a kind, so all rows are counted.
 
@@ -492,10 +493,24 @@ class Survey:
         return target.find_bounds(draws, lambda row: weight(row)[None], WEIGHT_GRID, smallest, threshold)[0]
 
     def _find_scales(self, target, draws, frame, grid, smallest, threshold, kinds) -> jax.Array:
-        def of_kinds(row: tuple) -> jax.Array:
-            return jnp.max(jnp.where(kinds, jnp.abs(row_gradient(self.cut, frame, row)), 0), 1)
+        scores = self._row_scores(frame, jnp.asarray(jnp.inf, self.dtype))
 
-        return target.find_bounds(draws, of_kinds, grid, smallest, threshold, self.size)
+        def steepness(row: tuple) -> jax.Array:
+            """Of a row's log density, by each coordinate; as steep as the model expects at least.
+
+            Where a scale starts far too large, its own outcome makes it flat, and the model does not.
+            """
+            if not self.centres:
+                return jnp.abs(row_gradient(self.cut, frame, row))
+            own = jnp.abs(row_gradient(self.cut, frame, row[:-1]))
+            expected = jnp.sqrt(jnp.maximum(jnp.diagonal(scores(row).unclipped), 0))
+            return jnp.where(jnp.isfinite(expected), jnp.maximum(own, expected), own)
+
+        def of_kinds(row: tuple) -> jax.Array:
+            return jnp.max(jnp.where(kinds, steepness(row), 0), 1)
+
+        width = self.size * (1 + CENTRE_DRAWS)
+        return self._numbered(target).find_bounds(draws, of_kinds, grid, smallest, threshold, width, self.centres)
 
     def _centre_of_row_counts(self) -> np.ndarray:
         """What is taken off each row's part: the middle, but of kinds of which a row has one coordinate."""

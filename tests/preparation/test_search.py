@@ -34,6 +34,8 @@ from numpyro_dp.preparation.search import (
     _known,
     _length,
     _next_frame,
+    _Prices,
+    _release,
     _step,
     expected_square,
     noise_edge,
@@ -147,13 +149,13 @@ FRAME = Frame(np.array([1.0, 2.0, 3.0]), np.diag([0.5, 1.0, 2.0]))
 STEP = np.array([3.0, 0.0, 4.0])
 
 
-def length(rise, scale=1e-3, prior=FLAT):
-    return _length(Line(rise, scale), None, prior, FRAME, STEP, 0.1)
+def length(rise, scale=1e-3, prior=FLAT, expected=math.inf):
+    return _length(Line(rise, scale), None, prior, FRAME, STEP, 0.1, expected)
 
 
 def test_multiples_of_a_step_are_compared_with_bounds_in_proportion():
     line = Line(lambda t: t)
-    _length(line, None, FLAT, FRAME, STEP, 0.1)
+    _length(line, None, FLAT, FRAME, STEP, 0.1, math.inf)
     assert LINE.max() == 8
     assert 1 in LINE
     np.testing.assert_allclose(LINE[1:] / LINE[:-1], 1 / 8)
@@ -186,6 +188,13 @@ def test_a_gain_below_its_noise_is_none():
     clear = np.max(rise(LINE) / (0.5 * LINE))  # over the scale
     assert length(rise, scale=clear * 1.01) == 0
     assert length(rise, scale=clear * 0.99) > 0
+
+
+@pytest.mark.parametrize(("short", "expected"), [(1.9, 1.0), (2.1, 1 / 8)])
+def test_the_whole_step_is_gone_where_noise_could_hide_what_it_gains(short, expected):
+    """:param short: of what is expected, by so many standard deviations. A shorter step has a clearer gain."""
+    of_whole = 0.1 * np.linalg.norm(STEP)  # standard deviation
+    assert length(lambda t: np.where(t < 1, 100 * t, -0.1), 1.0, expected=short * of_whole - 0.1) == expected
 
 
 def test_what_the_prior_gains_counts():
@@ -296,6 +305,29 @@ def test_a_step_without_noise_is_newtons():
     np.testing.assert_allclose(step, np.linalg.solve(whole, found.score + slope), rtol=1e-6)
     assert distance == pytest.approx(step @ whole @ step)
     assert noise == pytest.approx(1e-12 * np.trace(found.information @ np.linalg.inv(whole) / 50), rel=10)
+
+
+@pytest.mark.parametrize(("more", "centres", "expected"), [(36.0, True, 6.0), (1.9, True, 1.0), (36.0, False, 1.0)])
+def test_a_frame_in_which_rows_tell_too_much_becomes_narrower(more, centres, expected):
+    """:param more: information of many rows, over that of one in a frame that is right."""
+    n = 10_000
+    typical = typical_norm(M, n)
+
+    class TooWide(Parabola):
+        def bounds(self, *_):
+            return np.array([5 * typical, more * typical**2])
+
+        def derivatives(self, draw, frame, *args):
+            self.frame = frame
+            return super().derivatives(draw, frame, *args)
+
+    survey = TooWide(np.zeros(M), np.eye(M), n, centres=centres)
+    frame, bounds, _, usual = _release(survey, fund_of(1.0), FRAME, _Prices(0.1, 0.1, 0.1), n, False, 1.0)
+    assert survey.frame is frame
+    np.testing.assert_array_equal(frame.center, FRAME.center)
+    np.testing.assert_allclose(frame.whitening, FRAME.whitening / expected)
+    assert usual == pytest.approx(5)
+    assert bounds.score == pytest.approx(typical if expected > 1 else 5 * typical, rel=0.5)
 
 
 def test_where_the_rows_say_nothing_no_step_follows_the_noise():

@@ -565,6 +565,22 @@ def test_scales_are_quantiles_of_each_coordinates_derivatives(x64):
     np.testing.assert_allclose(found, [on_grid(np.abs(g), SCALE_GRID, 2.0**-20, 90.0) for g in gradients.T], rtol=1e-6)
 
 
+def test_scales_are_not_below_those_of_the_models_outcomes(x64):
+    """Of rows that lie where the model expects them, as all do where a scale starts far too large."""
+    y = X @ np.asarray(FRAME.center, float)
+
+    def scales(can_draw):
+        surveyed = survey_of((X, y), linear, can_draw=can_draw)
+        draws = searches(SCALE_GRID.num_counts, M)
+        return surveyed.scales(draws, FRAME, SCALE_GRID, 2.0**-20, 90.0, np.eye(M, dtype=bool))
+
+    np.testing.assert_allclose(scales(can_draw=False), 2.0**-20)
+    # The root of eight normal draws' mean square is between .3 and 2, but once in 1e4 rows.
+    usual = np.quantile(np.abs(X @ FRAME.whitening), 1 - 90 / len(X), axis=0)
+    found = scales(can_draw=True)
+    assert np.all((usual / 2 < found) & (found < 4 * usual))
+
+
 def test_coordinates_of_a_kind_are_counted_together(x64):
     """Effects of groups: each row tells of one, so all rows tell how much a row tells."""
     group = np.eye(M)[np.arange(len(Y)) % M]
