@@ -1,10 +1,11 @@
 """A model's row log density as a graph of operations, in which parameters meet the data as late as they can.
 
-JAX's record of the computation (its jaxpr) is written out, and two things are moved on the way, neither of which
+JAX's record of the computation (its jaxpr) is written out, and three things are moved on the way, none of which
 changes a number but for rounding. Where a row picks one entry of a value by an index of its own, and the entry is then
 multiplied by, or added to, what is the same for all rows, the arithmetic is done with all entries first, and the row
 picks from the results: ``mu + tau * eta[group]`` becomes ``(mu + tau * eta)[group]``. Where a row picks from one
-column, ``effects[group, 0]``, the column is taken first.
+column, ``effects[group, 0]``, the column is taken first. And what is the same for all rows multiplies parameters, not
+what rows make of them: ``tau * (X @ z)``, and ``(tau * X) @ z``, become ``X @ (tau * z)``.
 """
 
 import contextlib
@@ -58,9 +59,12 @@ class Graph:
     :ivar of_z, of_row: the values that depend on the parameters, and those that depend on the row (or on the key).
     :ivar entries: the values that are entries of z, and which: indices in the shape of the value.
     :ivar picks: the values that a row picks, by an index of its own, from a value that depends on the parameters alone.
+    :ivar has_moved_factors: whether a factor was moved to the parameters. Then rows see more numbers, if they also see
+        what it multiplies by itself.
     """
 
-    def __init__(self, closed: ClosedJaxpr, outputs: Sequence[str], num_rows: int):
+    def __init__(self, closed: ClosedJaxpr, outputs: Sequence[str], num_rows: int, moves_factors: bool = True):
+        self._moves_factors, self.has_moved_factors = moves_factors, False
         self._original, self._density = jaxpr_as_fun(closed), list(outputs).index("density")
         self.ops: list[Op] = []
         self.op_of: dict[int, Op] = {}
@@ -213,6 +217,8 @@ class Graph:
         moved = (
             self._sliced_first(eqn, operands) if eqn.primitive.name == "gather" else self._before_picks(eqn, operands)
         )
+        if moved is None and self._moves_factors:
+            moved = self._with_moved_factor(eqn, operands)
         if moved is not None:
             if key is not None:
                 self._known[key] = moved
@@ -339,6 +345,72 @@ class Graph:
 
         return self._trace_in(picked, [op.inputs[1], *sources])
 
+    # -- Factors that all rows share -----------------------------------------------------------------------------------
+
+    def _with_moved_factor(self, eqn: JaxprEqn, operands: Sequence[int]) -> list[int] | None:
+        """The result of an operation in which a factor of parameters alone is moved to others; None if there is none.
+
+        ``c * (X @ z)`` is ``X @ (c * z)``, and so is ``(c * X) @ z``.
+        """
+        name, found = eqn.primitive.name, None
+        if name in _FACTORS:
+            for value, factor in self._times(operands, name):
+                if value in self.of_z & self.of_row and self.avals[value].shape == _shape(eqn.outvars[0]):
+                    found = found or self._scaled(value, factor, name)
+        if found is None and name in _BILINEAR:
+            for k, value in enumerate(operands):
+                other, op = operands[1 - k], self.op_of.get(value)
+                if op is None or op.eqn.primitive.name not in _FACTORS or not self.of_z_alone(other):
+                    continue
+                for data, factor in self._times(op.inputs, op.eqn.primitive.name):
+                    if data not in self.of_z and found is None:
+                        moved = self._scaled(other, factor, op.eqn.primitive.name)
+                        assert moved is not None
+                        found = self._bound(eqn, [data, moved] if k == 0 else [moved, data])
+        self.has_moved_factors |= found is not None
+        return None if found is None else [found]
+
+    def _times(self, operands: Sequence[int], name: str) -> list[tuple[int, int]]:
+        """What is multiplied, or divided, by a single number of the parameters alone; and that number."""
+        pairs = [(operands[0], operands[1])] + ([(operands[1], operands[0])] if name == "mul" else [])
+        found = [(value, self._single(factor)) for value, factor in pairs]
+        return [(value, factor) for value, factor in found if factor is not None]
+
+    def _single(self, value: int) -> int | None:
+        """The number of which all entries of a value are made, if it depends on the parameters alone."""
+        while self.size(value) != 1:
+            op = self.op_of.get(value)
+            if op is None or op.eqn.primitive.name not in _SHAPES:
+                return None
+            value = op.inputs[0]
+        return value if self.of_z_alone(value) and self.is_float(value) else None
+
+    def _scaled(self, value: int, factor: int, name: str) -> int | None:
+        """A value times a factor, or over it, where that is moved to the parameters; None if it cannot be.
+
+        :param name: of the operation.
+        """
+        if self.of_z_alone(value):
+            operation = jnp.multiply if name == "mul" else jnp.divide
+            return self._trace_in(lambda x, c: operation(x, c.reshape(())), [value, factor])[0]
+        op = self.op_of.get(value)
+        if op is None or value not in self.of_z:
+            return None
+        parents = [v for v in op.inputs if v in self.of_z]
+        inner = op.eqn.primitive.name
+        is_ratio = inner == "div" and parents == [op.inputs[0]]
+        is_linear = inner in _BILINEAR | _SHAPES | {"neg", "reduce_sum"} and len(parents) == 1
+        is_sum = inner in _SUMS and len(parents) == 2
+        if not (is_linear or is_ratio or is_sum or value in self.picks):
+            return None
+        scaled = {v: self._scaled(v, factor, name) for v in parents}
+        parts = [scaled.get(v, v) for v in op.inputs]
+        return None if None in parts else self._bound(op.eqn, [v for v in parts if v is not None])
+
+    def _bound(self, eqn: JaxprEqn, operands: Sequence[int]) -> int:
+        """The single result of an operation on other operands."""
+        return self._trace_in(lambda *values: bind(eqn, values)[0], operands)[0]
+
     def _trace_in(self, function: Callable, operands: Sequence[int]) -> list[int]:
         """The results of a function of numbered values, as numbered values."""
         shapes = (jax.ShapeDtypeStruct(self.avals[v].shape, self.avals[v].dtype) for v in operands)
@@ -411,6 +483,9 @@ def _signed_sum(values: Sequence[jax.Array], signs: Sequence[int]) -> jax.Array:
 _COMPARISONS = frozenset(("lt", "le", "gt", "ge"))
 _SUMS = frozenset(("add", "add_any", "sub"))
 _PRODUCTS = frozenset(("mul", "div", "neg"))
+_FACTORS = frozenset(("mul", "div"))
+_BILINEAR = frozenset(("mul", "dot_general"))
+_SHAPES = frozenset(("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "copy"))
 
 INLINED = CALLS - {"custom_jvp_call", "custom_vjp_call"}
 """Calls of functions that are written out. Those with derivatives of their own stay as they are."""
@@ -419,15 +494,19 @@ INLINED = CALLS - {"custom_jvp_call", "custom_vjp_call"}
 _OTHER_OUTPUTS = ("start", "prior", "given", "drawn", "weight", "seen", "count", "counted")
 
 
-def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool = True) -> Graph:
+def trace(
+    separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool = True, moves_factors: bool = True
+) -> Graph:
     """The operations by which log densities come of parameters and rows.
 
     :param enumerates: whether outcomes that can have few values are enumerated rather than drawn.
+    :param moves_factors: whether factors that all rows share are moved to the parameters.
     """
     num_outcomes = None
     with contextlib.suppress(Exception):
         num_outcomes = separated.num_outcomes(args, kwargs) if enumerates else None
-    graph, outcomes = _traced(separated, args, kwargs, num_outcomes), sorted(separated.outcome_leaves or ())
+    graph = _traced(separated, args, kwargs, num_outcomes, moves_factors)
+    outcomes = sorted(separated.outcome_leaves or ())
     if graph.drawn is not None:
         uses = graph.uses(outcomes)
         of_row_alone = separated.latents is None
@@ -442,7 +521,7 @@ def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool
         passes = sum(graph.size(graph.rows[k]) for k in outcomes)
         if uses and of_row_alone and not num_outcomes and 1 < passes <= FEW:
             # An outcome has a part in the laws of others: a series' last value.
-            graph, uses = _traced(separated, args, kwargs, num_outcomes, passes), []
+            graph, uses = _traced(separated, args, kwargs, num_outcomes, moves_factors, passes), []
             graph.is_to_check = True
         if uses or graph.uses(outcomes, [graph.weight]):
             graph.drawn = None  # drawn and observed outcomes together are no draw of the model
@@ -453,7 +532,14 @@ def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool
     return graph
 
 
-def _traced(separated: SeparableModel, args: tuple, kwargs: dict, num_outcomes: int | None, passes: int = 1) -> Graph:
+def _traced(
+    separated: SeparableModel,
+    args: tuple,
+    kwargs: dict,
+    num_outcomes: int | None,
+    moves_factors: bool,
+    passes: int = 1,
+) -> Graph:
     """
     :param passes: see `SeparableModel.drawn_log_density`.
     """
@@ -488,7 +574,7 @@ def _traced(separated: SeparableModel, args: tuple, kwargs: dict, num_outcomes: 
     if separated.latents is not None:
         rows = (*rows, jax.ShapeDtypeStruct((separated.latents.size,), z.dtype))
     closed, outputs = jax.make_jaxpr(log_densities, return_shape=True)(z, key, rows, public)
-    graph = Graph(closed, sorted(outputs), len(rows))
+    graph = Graph(closed, sorted(outputs), len(rows), moves_factors)
     graph.passes, graph.num_outcomes = passes, num_outcomes if graph.drawn is not None else None
     return graph
 

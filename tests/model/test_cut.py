@@ -337,6 +337,14 @@ _PREDICTORS = {
         GROUPS + 1,
     ),
     "by row": (lambda p, X, g: X[:, 0] * (p["tau"] * p["eta"][g]) + X[:, 1] * p["mu"] + X @ p["b"], GROUPS + 4),
+    "factor of a product": (lambda p, X, g: p["mu"] + p["tau"] * (X @ p["b"]), 4),
+    "factor of covariates": (lambda p, X, g: p["mu"] + (p["tau"] * X) @ p["b"], 4),
+    "factor of each": (lambda p, X, g: p["mu"] + jnp.sum(p["tau"] * X * p["b"], 1), 4),
+    "factor of a sum": (lambda p, X, g: p["tau"] * (p["mu"] - jnp.sum(X * p["b"], 1)), 4),
+    "over a factor": (lambda p, X, g: p["mu"] + (X @ p["b"] / 7) / p["tau"], 4),
+    "factor of groups": (lambda p, X, g: p["tau"] * (p["eta"][g] + X @ p["b"]), GROUPS + 3),
+    "factor of a row": (lambda p, X, g: p["tau"] * (X @ p["b"] + X[:, 0]), 4),
+    "also without a factor": (lambda p, X, g: X @ p["b"] + p["mu"] * jnp.exp(p["tau"] * (X @ p["b"])), 5),
 }
 
 
@@ -358,10 +366,18 @@ def _predicting(predictor):
     "name",
     some_every_day(
         _PREDICTORS,
-        ["negative", "slope", "two factors", "by row"],
+        [
+            "negative",
+            "slope",
+            "two factors",
+            "by row",
+            "factor of covariates",
+            "factor of groups",
+            "also without a factor",
+        ],
     ),
 )
-def test_arithmetic_with_picked_entries_comes_before_rows_pick(name, precision):
+def test_what_is_the_same_for_all_rows_comes_before_they_have_a_part(name, precision):
     predictor, size = _PREDICTORS[name]
     args = (X, y, group)
     separated, cut = _find(_predicting(predictor), args)
