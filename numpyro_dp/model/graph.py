@@ -352,23 +352,40 @@ class Graph:
 
         ``c * (X @ z)`` is ``X @ (c * z)``, and so is ``(c * X) @ z``.
         """
-        name, found = eqn.primitive.name, None
-        if name in _FACTORS:
-            for value, factor in self._times(operands, name):
-                if value in self.of_z & self.of_row and self.avals[value].shape == _shape(eqn.outvars[0]):
-                    found = found or self._scaled(value, factor, name)
+        name = eqn.primitive.name
+        found = self._factor_of_product(eqn, operands) if name in _FACTORS else None
         if found is None and name in _BILINEAR:
-            for k, value in enumerate(operands):
-                other, op = operands[1 - k], self.op_of.get(value)
-                if op is None or op.eqn.primitive.name not in _FACTORS or not self.of_z_alone(other):
-                    continue
-                for data, factor in self._times(op.inputs, op.eqn.primitive.name):
-                    if data not in self.of_z and found is None:
-                        moved = self._scaled(other, factor, op.eqn.primitive.name)
-                        assert moved is not None
-                        found = self._bound(eqn, [data, moved] if k == 0 else [moved, data])
+            found = self._factor_of_data(eqn, operands)
         self.has_moved_factors |= found is not None
         return None if found is None else [found]
+
+    def _factor_of_product(self, eqn: JaxprEqn, operands: Sequence[int]) -> int | None:
+        """``c * (X @ z)`` as ``X @ (c * z)``; None if it is no such.
+
+        :param eqn: a product or a quotient.
+        """
+        name = eqn.primitive.name
+        for value, factor in self._times(operands, name):
+            if value in self.of_z & self.of_row and self.avals[value].shape == _shape(eqn.outvars[0]):
+                found = self._scaled(value, factor, name)
+                if found is not None:
+                    return found
+        return None
+
+    def _factor_of_data(self, eqn: JaxprEqn, operands: Sequence[int]) -> int | None:
+        """``(c * X) @ z`` as ``X @ (c * z)``; None if it is no such.
+
+        :param eqn: a product.
+        """
+        for value, other in (operands, operands[::-1]):
+            op = self.op_of.get(value)
+            if op is None or op.eqn.primitive.name not in _FACTORS or not self.of_z_alone(other):
+                continue
+            for data, factor in self._times(op.inputs, op.eqn.primitive.name):
+                scaled = None if data in self.of_z else self._scaled(other, factor, op.eqn.primitive.name)
+                if scaled is not None:
+                    return self._bound(eqn, [data, scaled] if value == operands[0] else [scaled, data])
+        return None
 
     def _times(self, operands: Sequence[int], name: str) -> list[tuple[int, int]]:
         """What is multiplied, or divided, by a single number of the parameters alone; and that number."""

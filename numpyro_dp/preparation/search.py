@@ -14,7 +14,8 @@ measured in large units hides the others. Then a round of the search
 
 A round costs next to nothing, until a released step is consistent with being there already: then each is paid better
 than the one before, until the noise in a step is about a posterior's width and that in the information well below 1.
-Constants were chosen on the half `"seen"` of `benchmarks/zoo.py`.
+Constants were chosen on the half `"seen"` of `benchmarks/zoo.py`, but for `_HIDDEN` and `_TOO_WIDE`: by one table of
+`wages_after_reform` in `benchmarks/zoo_third.py`.
 """
 
 import math
