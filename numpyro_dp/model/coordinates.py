@@ -118,10 +118,6 @@ def find_cut(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: b
     :param enumerates: whether outcomes that can have few values are enumerated rather than drawn.
     """
     graph = trace(separated, args, kwargs, enumerates)
-    if graph.has_moved_factors:
-        other = trace(separated, args, kwargs, enumerates, moves_factors=False)
-        # Rows may see what is multiplied without the factor, too.
-        graph = other if _choose(other, set()).size <= _choose(graph, set()).size else graph
     public = _public_arrays(separated, args, kwargs)
     computed = graph.op_of.keys() - graph.entries.keys()
     checkable = not any(isinstance(constant, jax.core.Tracer) for constant in graph.constants.values())

@@ -59,12 +59,9 @@ class Graph:
     :ivar of_z, of_row: the values that depend on the parameters, and those that depend on the row (or on the key).
     :ivar entries: the values that are entries of z, and which: indices in the shape of the value.
     :ivar picks: the values that a row picks, by an index of its own, from a value that depends on the parameters alone.
-    :ivar has_moved_factors: whether a factor was moved to the parameters. Then rows see more numbers, if they also see
-        what it multiplies by itself.
     """
 
-    def __init__(self, closed: ClosedJaxpr, outputs: Sequence[str], num_rows: int, moves_factors: bool = True):
-        self._moves_factors, self.has_moved_factors = moves_factors, False
+    def __init__(self, closed: ClosedJaxpr, outputs: Sequence[str], num_rows: int):
         self._original, self._density = jaxpr_as_fun(closed), list(outputs).index("density")
         self.ops: list[Op] = []
         self.op_of: dict[int, Op] = {}
@@ -217,7 +214,7 @@ class Graph:
         moved = (
             self._sliced_first(eqn, operands) if eqn.primitive.name == "gather" else self._before_picks(eqn, operands)
         )
-        if moved is None and self._moves_factors:
+        if moved is None:
             moved = self._with_moved_factor(eqn, operands)
         if moved is not None:
             if key is not None:
@@ -350,13 +347,13 @@ class Graph:
     def _with_moved_factor(self, eqn: JaxprEqn, operands: Sequence[int]) -> list[int] | None:
         """The result of an operation in which a factor of parameters alone is moved to others; None if there is none.
 
-        ``c * (X @ z)`` is ``X @ (c * z)``, and so is ``(c * X) @ z``.
+        ``c * (X @ z)`` is ``X @ (c * z)``, and so is ``(c * X) @ z``. No cut becomes larger: one that has c and z, or
+        what they are made of, has all that their product is made of.
         """
         name = eqn.primitive.name
         found = self._factor_of_product(eqn, operands) if name in _FACTORS else None
         if found is None and name in _BILINEAR:
             found = self._factor_of_data(eqn, operands)
-        self.has_moved_factors |= found is not None
         return None if found is None else [found]
 
     def _factor_of_product(self, eqn: JaxprEqn, operands: Sequence[int]) -> int | None:
@@ -511,18 +508,15 @@ INLINED = CALLS - {"custom_jvp_call", "custom_vjp_call"}
 _OTHER_OUTPUTS = ("start", "prior", "given", "drawn", "weight", "seen", "count", "counted")
 
 
-def trace(
-    separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool = True, moves_factors: bool = True
-) -> Graph:
+def trace(separated: SeparableModel, args: tuple, kwargs: dict, enumerates: bool = True) -> Graph:
     """The operations by which log densities come of parameters and rows.
 
     :param enumerates: whether outcomes that can have few values are enumerated rather than drawn.
-    :param moves_factors: whether factors that all rows share are moved to the parameters.
     """
     num_outcomes = None
     with contextlib.suppress(Exception):
         num_outcomes = separated.num_outcomes(args, kwargs) if enumerates else None
-    graph = _traced(separated, args, kwargs, num_outcomes, moves_factors)
+    graph = _traced(separated, args, kwargs, num_outcomes)
     outcomes = sorted(separated.outcome_leaves or ())
     if graph.drawn is not None:
         uses = graph.uses(outcomes)
@@ -538,7 +532,7 @@ def trace(
         passes = sum(graph.size(graph.rows[k]) for k in outcomes)
         if uses and of_row_alone and not num_outcomes and 1 < passes <= FEW:
             # An outcome has a part in the laws of others: a series' last value.
-            graph, uses = _traced(separated, args, kwargs, num_outcomes, moves_factors, passes), []
+            graph, uses = _traced(separated, args, kwargs, num_outcomes, passes), []
             graph.is_to_check = True
         if uses or graph.uses(outcomes, [graph.weight]):
             graph.drawn = None  # drawn and observed outcomes together are no draw of the model
@@ -554,7 +548,6 @@ def _traced(
     args: tuple,
     kwargs: dict,
     num_outcomes: int | None,
-    moves_factors: bool,
     passes: int = 1,
 ) -> Graph:
     """
@@ -591,7 +584,7 @@ def _traced(
     if separated.latents is not None:
         rows = (*rows, jax.ShapeDtypeStruct((separated.latents.size,), z.dtype))
     closed, outputs = jax.make_jaxpr(log_densities, return_shape=True)(z, key, rows, public)
-    graph = Graph(closed, sorted(outputs), len(rows), moves_factors)
+    graph = Graph(closed, sorted(outputs), len(rows))
     graph.passes, graph.num_outcomes = passes, num_outcomes if graph.drawn is not None else None
     return graph
 
