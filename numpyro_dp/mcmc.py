@@ -119,9 +119,14 @@ class MCMC(numpyro_mcmc.MCMC):
                 with _announced(self.sampler, self.progress_bar, tables):
                     self.sampler.prepare(*args, **kwargs)
                 self._jit_model_args = jit_model_args or self.sampler.wants_table_as_argument(args, kwargs)
-                super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
-                jax.block_until_ready(self._last_state)
-            self._judged = None  # of draws that are replaced by now
+                is_whole = resumed is None and self._collection_params["phase"] is None  # warmup included
+                again = True
+                while again:
+                    super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
+                    jax.block_until_ready(self._last_state)
+                    self._judged = None  # of draws that are replaced by now
+                    again = is_whole and self.sampler.thin_more(self._draws_of_parameters())
+                    self._forget_programs()
             self.sampler.settle()
             if collects:
                 self.sampler.judge(self._draws_of_parameters())
@@ -133,10 +138,14 @@ class MCMC(numpyro_mcmc.MCMC):
                 self._args, self._kwargs = self.sampler.without_data(args, kwargs)
             else:  # the draws are still those of an earlier run
                 _, self._args, self._kwargs = before
-            self._cache.clear()
-            self._init_state_cache.clear()
+            self._forget_programs()
             # What a failed `warmup` asked to be collected must not be collected by the next run.
             self._set_collection_params()
+
+    def _forget_programs(self) -> None:
+        """They hold the table."""
+        self._cache.clear()
+        self._init_state_cache.clear()
 
     def _draws_of_parameters(self) -> dict[str, Any]:
         return draws_of_parameters(self._states[self._sample_field], self._last_state.z, self.num_chains)

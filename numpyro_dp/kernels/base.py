@@ -415,6 +415,13 @@ class DPKernel(MCMCKernel, Algorithm):
         """Parameters of which the draws of a finished run say hardly more than the prior does, if the kernel tells."""
         return []
 
+    def thin_more(self, draws: Any) -> bool:
+        """Whether the chains of a finished run should run again, with more iterations to a draw that ask no row.
+
+        :param draws: of each site, chains and draws leading.
+        """
+        return False
+
     def judge(self, draws: Any) -> None:
         """Look at the draws of a finished run, and warn if released numbers do not vouch for the posterior.
 

@@ -38,7 +38,7 @@ from numpyro_dp.preparation.chains import (
 from numpyro_dp.preparation.fund import RESERVE, tell
 from numpyro_dp.preparation.options import Preparation
 from numpyro_dp.preparation.prepare import prepare
-from numpyro_dp.preparation.verdict import reasons, uninformed
+from numpyro_dp.preparation.verdict import reasons, should_thin_more, uninformed
 from numpyro_dp.privacy.accounting import gaussian_rho, noise_multiplier_for
 from numpyro_dp.privacy.fingerprint import fingerprint
 from numpyro_dp.privacy.ledger import PrivacyBudgetError, Wanted
@@ -253,6 +253,9 @@ class PreparedKernel(DPKernel):
 
     def uninformed(self) -> list[str]:
         return self._uninformed
+
+    def thin_more(self, draws: Any) -> bool:
+        return isinstance(self._chain, NutsChain) and should_thin_more(draws) and self._chain.thin_more()
 
     def judge(self, draws: Any) -> None:
         self._uninformed = uninformed(draws, self._prior_widths)

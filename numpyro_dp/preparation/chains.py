@@ -105,8 +105,9 @@ class Chain(Algorithm):
         return jnp.zeros((), z.dtype)
 
 
-THINNING = 8
-"""NUTS's own iterations to one of the chain: they ask no row."""
+THINNING, MOST_THINNING = 8, 128
+"""NUTS's own iterations to one of the chain: they ask no row. So many at most, where fewer did not converge."""
+_MORE = 4
 LEAST_WARMUP = 300
 """Iterations in which NUTS adapts, whatever the chain's warmup is."""
 
@@ -117,6 +118,7 @@ class NutsChain(Chain):
     The carry is its `HMCState`, in whitened coordinates: NumPyro's adaptation takes no variance for less than about
     1e-5. An iteration is several of NUTS's own, and where the chain's warmup is short, NUTS warms up before it.
 
+    :ivar thinning: so many of NUTS's own.
     :param log_likelihood: as released, up to a constant, of flat unconstrained z. It knows nothing of the table.
     """
 
@@ -128,6 +130,12 @@ class NutsChain(Chain):
     ):
         super().__init__(prepared, log_prior)
         self.log_likelihood, self._frame = log_likelihood, prepared.z_frame
+        self.thinning = THINNING
+
+    def thin_more(self) -> bool:
+        """Take more of NUTS's iterations to one of the chain from now on; whether there may be more."""
+        before, self.thinning = self.thinning, max(self.thinning, min(_MORE * self.thinning, MOST_THINNING))
+        return self.thinning > before
 
     def noise_shapes(self, num_params: int) -> dict[str, tuple[int, ...]]:
         return {}
@@ -156,12 +164,12 @@ class NutsChain(Chain):
 
     @property
     def _nuts_warmup(self) -> int:
-        return max(THINNING * self.num_warmup, LEAST_WARMUP)
+        return max(self.thinning * self.num_warmup, LEAST_WARMUP)
 
     def init_carry(self, rng_key: jax.Array, z: jax.Array) -> Any:
         start_key, run_key = random.split(rng_key)
         state, _ = self._start(start_key, self._frame.of(z))
-        missing = self._nuts_warmup - THINNING * self.num_warmup
+        missing = self._nuts_warmup - self.thinning * self.num_warmup
         return self._run(run_key, state, missing) if missing else state
 
     def _run(self, rng_key: jax.Array, state: Any, iterations: int) -> Any:
@@ -178,7 +186,7 @@ class NutsChain(Chain):
 
     def transition(self, step: Step) -> Transition:
         z = step.z
-        state = self._run(step.rng_key, step.carry, THINNING)
+        state = self._run(step.rng_key, step.carry, self.thinning)
         return Transition(
             self._frame.at(state.z),
             jnp.array(True),

@@ -317,6 +317,8 @@ def reasons(check: Check) -> list[str]:
 
 LEAST_DRAWS = 4
 """Of a chain, to tell whether it moves and has converged."""
+ENOUGH_DRAWS = 100
+"""Of a chain, to tell whether more iterations to a draw would help it."""
 HARDLY_NARROWER = 0.8
 """Interquartile range of the draws over that of the prior, from which they say little more than the prior does."""
 
@@ -391,6 +393,45 @@ def _by_site(draws: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {name: leaf.reshape(*leaf.shape[:2], -1) for name, leaf in arrays.items() if leaf.size}
 
 
+class _Mixing(NamedTuple):
+    """How well chains have mixed: the largest R-hat and the least effective size, of `length` draws of each chain."""
+
+    r_hat: float
+    size: float
+    chains: int
+    length: int
+
+    @property
+    def has_converged(self) -> bool:
+        # Of independent draws R-hat is above 1 by about 1 / length.
+        return self.r_hat < 1.01 + 10 / self.length
+
+    def has_effective(self, share: float) -> bool:
+        """Whether the effective size is 400, or at least that share of the draws."""
+        return self.size > min(400, share * self.chains * self.length)
+
+
+def _mixing(draws: Mapping[str, Any]) -> _Mixing:
+    flat = np.concatenate([*_by_site(draws).values()], 2)
+    if not np.isfinite(flat).all():
+        return _Mixing(math.inf, 0.0, *flat.shape[:2])
+    with np.errstate(all="ignore"):
+        r_hat, size = split_gelman_rubin(flat), effective_sample_size(flat)
+    size = np.where(size < 0, np.inf, size)  # so it is of a few draws that alternate: better than independent ones
+    return _Mixing(float(np.nanmax(r_hat, initial=1.0)), float(np.nanmin(size, initial=np.inf)), *flat.shape[:2])
+
+
+def should_thin_more(draws: Mapping[str, Any]) -> bool:
+    """Whether more iterations to a draw would make the draws of a finished run better, as far as they tell.
+
+    :param draws: of each site, chains and draws leading.
+    """
+    if not _by_site(draws) or standing(draws):
+        return False
+    mixing = _mixing(draws)
+    return mixing.length >= ENOUGH_DRAWS and not (mixing.has_converged and mixing.has_effective(0.5))
+
+
 def unmixed(draws: Mapping[str, Any]) -> list[str]:
     """Why the chains of a finished run have not converged.
 
@@ -399,27 +440,20 @@ def unmixed(draws: Mapping[str, Any]) -> list[str]:
     leaves = [*_by_site(draws).values()]
     if not leaves:
         return []
-    flat = np.concatenate(leaves, 2)
-    chains, length, _ = flat.shape
-    if length < LEAST_DRAWS:
+    if leaves[0].shape[1] < LEAST_DRAWS:
         return ["four draws at least tell whether chains have converged"]
     if still := standing(draws):
         return [
             f"a chain stood still: all of its draws of {some_of(still)} are one point, so R-hat and effective sizes "
             "mean nothing. Shorter steps or a larger eps would let it move; `DPHMC`'s default has no such chain"
         ]
-    with np.errstate(all="ignore"):
-        r_hat, size = split_gelman_rubin(flat), effective_sample_size(flat)
-        stuck = not np.isfinite(flat).all()
-    size = np.where(size < 0, np.inf, size)  # so it is of a few draws that alternate: better than independent ones
-    # Of independent draws R-hat is above 1 by about 1 / length.
-    worst, least = float(np.nanmax(r_hat, initial=1.0)), float(np.nanmin(size, initial=np.inf))
-    if not stuck and worst < 1.01 + 10 / length and least > min(400, 0.2 * chains * length):
+    mixing = _mixing(draws)
+    if mixing.has_converged and mixing.has_effective(0.2):
         return []
     return [
-        f"the chains have not converged: R-hat {worst:.3f}, effective size {0 if stuck else least:.0f} of "
-        f"{chains * length} draws. A longer warmup and more draws cost no privacy with DPHMC's default, and eps "
-        "otherwise"
+        f"the chains have not converged: R-hat {mixing.r_hat:.3f}, effective size {mixing.size:.0f} of "
+        f"{mixing.chains * mixing.length} draws. A longer warmup and more draws cost no privacy with DPHMC's default, "
+        "and eps otherwise"
     ]
 
 

@@ -514,6 +514,43 @@ def test_a_surrogate_in_the_stock_mcmc():
     assert made(kernel) == before
 
 
+@pytest.mark.parametrize("chain_method", ["vectorized", "sequential"])
+def test_draws_that_have_not_converged_are_made_again_with_more_of_nuts_iterations(chain_method, monkeypatch):
+    """They ask no row. A kernel keeps what it needed; `warmup` and a run after it are one, and stay as they are."""
+    monkeypatch.setattr("numpyro_dp.preparation.chains.LEAST_WARMUP", 16)
+    monkeypatch.setattr("numpyro_dp.preparation.chains.MOST_THINNING", 32)
+    wanted: list[bool] = []
+    monkeypatch.setattr("numpyro_dp.kernels.prepared.should_thin_more", lambda draws: wanted.pop(0))
+    kernel = surrogate(num_iterations=1, num_chains=1)
+    options = {"num_chains": 2, "chain_method": chain_method}
+
+    def iterations_of(mcmc):
+        return np.unique(mcmc.last_state.carry.i)
+
+    wanted[:] = [True, False, "left"]
+    assert iterations_of(run(kernel, **options)) == 32 * (2 + 4)
+    assert wanted == ["left"]
+    before = made(kernel)
+    assert before == planned(kernel)
+    wanted[:] = [True, "left"]  # there may not be more
+    assert iterations_of(run(kernel, **options)) == 32 * (2 + 4)
+    assert wanted == ["left"]
+    kernel._chain.thinning = 8
+    parts = MCMC(kernel, num_warmup=2, num_samples=4, progress_bar=False, **options)
+    parts.warmup(jax.random.key(1), X, y=Y)
+    parts.run(jax.random.key(2), X, y=Y)
+    assert iterations_of(parts) == 8 * (2 + 4)
+    assert made(kernel) == before
+    assert parts._cache == parts._init_state_cache == {}
+
+
+def test_a_walk_is_not_made_again(monkeypatch):
+    monkeypatch.setattr("numpyro_dp.kernels.prepared.should_thin_more", lambda draws: True)
+    kernel = walk()
+    run(kernel)
+    assert made(kernel) == planned(kernel)
+
+
 def test_the_preparation_is_made_once():
     kernel = walk(num_iterations=12)
     with pytest.raises(RuntimeError, match="fixed when the run starts"):

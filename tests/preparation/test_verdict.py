@@ -32,6 +32,7 @@ from numpyro_dp.preparation.verdict import (
     check,
     find_mirror,
     reasons,
+    should_thin_more,
     standing,
     uninformed,
     unmixed,
@@ -390,6 +391,26 @@ def test_chains_that_have_not_converged_are_named_with_what_would_help(draws):
     (found,) = unmixed(draws)
     for part in ("have not converged: R-hat", "effective size", "draws. A longer warmup and more draws"):
         assert part in found
+
+
+@pytest.mark.parametrize(
+    ("draws", "expected"),
+    [
+        (draws_of(), False),
+        (draws_of((1, 500, 2)), False),
+        (sluggish(), True),
+        ({"b": sluggish()["b"][:, :99]}, False),  # too few to tell
+        ({"b": np.random.default_rng(0).normal(size=(1, 500)) + np.linspace(0, 2, 500)}, True),
+        ({"b": draws_of((4, 500, 1))["b"] + 3 * np.arange(4)[:, None, None]}, True),
+        ({"b": np.repeat(draws_of((1, 100, 1), seed=1)["b"], 5, axis=1)}, True),  # converged; an effective size of 100
+        ({"b": np.repeat(draws_of((1, 1000, 1), seed=1)["b"], 5, axis=1)}, False),  # of 1,000 of 5,000
+        ({"b": np.ones((2, 500))}, False),  # stands still
+        ({}, False),
+        ({"b": np.full((2, 500), np.nan)}, True),
+    ],
+)
+def test_draws_are_made_again_where_too_few_are_effective(draws, expected):
+    assert should_thin_more(draws) == expected
 
 
 def test_a_chain_that_stands_still_is_named():
