@@ -426,10 +426,10 @@ def should_thin_more(draws: Mapping[str, Any]) -> bool:
 
     :param draws: of each site, chains and draws leading.
     """
-    if not _by_site(draws) or standing(draws):
+    if not any(leaf.shape[1] >= ENOUGH_DRAWS for leaf in _by_site(draws).values()) or standing(draws):
         return False
     mixing = _mixing(draws)
-    return mixing.length >= ENOUGH_DRAWS and not (mixing.has_converged and mixing.has_effective(0.5))
+    return not (mixing.has_converged and mixing.has_effective(0.5))
 
 
 def unmixed(draws: Mapping[str, Any]) -> list[str]:

@@ -405,6 +405,7 @@ def test_chains_that_have_not_converged_are_named_with_what_would_help(draws):
         ({"b": np.repeat(draws_of((1, 100, 1), seed=1)["b"], 5, axis=1)}, True),  # converged; an effective size of 100
         ({"b": np.repeat(draws_of((1, 1000, 1), seed=1)["b"], 5, axis=1)}, False),  # of 1,000 of 5,000
         ({"b": np.ones((2, 500))}, False),  # stands still
+        ({"b": draws_of((2, 2, 1))["b"]}, False),
         ({}, False),
         ({"b": np.full((2, 500), np.nan)}, True),
     ],
