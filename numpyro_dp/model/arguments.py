@@ -8,6 +8,8 @@ here, by name, before the model is run.
 it.
 """
 
+import array
+import collections
 import dataclasses
 import inspect
 import sys
@@ -223,41 +225,60 @@ def _is_numeric(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
 
 
-def list_problems(model: Callable, args: tuple, kwargs: dict, num_rows: int | None) -> Iterator[str]:
-    """What may hold rows and would be public: Python lists as long as there are rows (any, if nobody may know how many
-    there are), and sparse matrices, whose parts have other lengths."""
+_CONTAINERS = (Mapping, list, tuple, collections.deque)
+_BYTES = (bytes, bytearray, memoryview, array.array)
+
+
+def list_problems(model: Callable, args: tuple, kwargs: dict, size: int | None, members: str = "rows") -> Iterator[str]:
+    """What may hold rows and would be public: sparse matrices, whose parts have other lengths, and what Python keeps
+    values in, other than arrays.
+
+    :param size: how many rows, or other `members`, there are: containers of as many values are refused. None if nobody
+        may know that: then all of them are, in the same words however many values they hold.
+    """
     queue = named_values(model, args, kwargs)
     while queue:
         name, value = queue.pop(0)
-        kind = type(value).__name__
+        kind = _kind(value)
         if type(value).__module__.startswith("jax.experimental.sparse"):
-            yield f"argument '{name}' is a {kind}, a sparse matrix: pass `{name}.todense()`"
-        elif isinstance(value, dict):
-            queue.extend((f"{name}[{key!r}]", item) for key, item in value.items())
-        elif isinstance(value, list | tuple) and num_rows is None:
-            if any(map(is_array, jax.tree.leaves(value))):
-                queue.extend((f"{name}[{k}]", item) for k, item in enumerate(value))
-            else:  # in the same words however many there are
-                yield (
-                    f"argument '{name}' is a {kind} that may hold rows, and that the model would see as public "
-                    f"constants: pass an array, `jnp.array({name})`, of codes if it holds texts "
-                    "(`np.unique(..., return_inverse=True)[1]`); if it holds no rows, say which arguments do with "
-                    "`private_args=`"
-                )
-        elif isinstance(value, list | tuple) and len(value) > 1:
-            leaves = jax.tree.leaves(value)
-            if not any(_is_number(leaf) or is_array(leaf) for leaf in leaves) and num_rows == len(value):
-                yield (
-                    f"argument '{name}' is a {kind} as long as there are rows, which the model would see as public "
-                    "constants: pass an array of codes, `np.unique(..., return_inverse=True)[1]`"
-                )
-            elif leaves and all(map(_is_number, leaves)) and num_rows == len(value):
-                yield (
-                    f"argument '{name}' is a {kind} of {len(value)} numbers or lists of numbers, which the model would "
-                    f"see as public constants: pass an array, `jnp.array({name})`"
-                )
-            else:
-                queue.extend((f"{name}[{k}]", item) for k, item in enumerate(value))
+            yield f"argument '{name}' is {kind}, a sparse matrix: pass `{name}.todense()`"
+            continue
+        if not isinstance(value, (*_CONTAINERS, *_BYTES)):
+            continue
+        parts: list[tuple[Any, Any]] = [*(value.items() if isinstance(value, Mapping) else enumerate(value))]
+        plain = [item for _, item in parts if not any(map(is_array, jax.tree.leaves(item)))]
+        is_plain = len(plain) == len(parts)
+        if is_plain and size is None:
+            yield (
+                f"argument '{name}' is {kind} that may hold rows, and that the model would see as public constants: "
+                f"pass an array, `jnp.array({name})`, of codes if it holds texts "
+                "(`np.unique(..., return_inverse=True)[1]`); if it holds no rows, say which arguments do with "
+                "`private_args=`"
+            )
+        elif size is not None and len(plain) > 1 and size in (len(plain), len(parts)) and 2 * len(plain) > len(parts):
+            yield _as_many(name, value, plain, size, members)
+        elif not isinstance(value, _BYTES):
+            queue.extend((f"{name}[{key!r}]", item) for key, item in parts)
+
+
+def _kind(value: Any) -> str:
+    kind = type(value).__name__
+    return f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}"
+
+
+def _as_many(name: str, value: Any, plain: list, size: int, members: str) -> str:
+    kind, leaves = _kind(value), jax.tree.leaves(plain)
+    if not any(map(_is_number, leaves)):
+        return (
+            f"argument '{name}' is {kind} as long as there are {members}, which the model would see as public "
+            "constants: pass an array of codes, `np.unique(..., return_inverse=True)[1]`"
+        )
+    what = "numbers or lists of numbers" if all(map(_is_number, leaves)) else "values"
+    values = f"list({name}.values())" if isinstance(value, Mapping) else name
+    return (
+        f"argument '{name}' is {kind} of {size} {what}, as many as there are {members}, which the model would see as "
+        f"public constants: pass an array, `jnp.array({values})`"
+    )
 
 
 def _is_number(leaf: Any) -> bool:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from numpyro_dp.model.arguments import is_streamed, name_leaves, placeholder_rows
+from numpyro_dp.model.arguments import is_streamed, list_problems, name_leaves, placeholder_rows, raise_if
 from numpyro_dp.model.latents import Parts, integrated
 from numpyro_dp.model.separable import SeparableModel, split_words
 from numpyro_dp.privacy.passes import StreamedColumn, StreamedUnits
@@ -263,7 +263,7 @@ def group_rows(
             raise ValueError("unit says that all rows belong to one and the same: there is nobody to hide among")
         _require_own_latents(separated, unit, units)
         if not private_is_named:
-            _require_no_table_of_units(separated, units)
+            _require_no_table_of_units(separated, args, kwargs, units)
     if not is_private and units * most > MOST_PADDING * rows:
         raise ValueError(
             f"the largest unit has {most} of {rows} rows, and the mean of the {units} units is {rows / units:.3g}: all "
@@ -301,8 +301,10 @@ def _require_own_latents(separated: SeparableModel, unit: Any, units: int) -> No
     )
 
 
-def _require_no_table_of_units(separated: SeparableModel, units: int) -> None:
+def _require_no_table_of_units(separated: SeparableModel, args: tuple, kwargs: dict, units: int) -> None:
     """Refuse arguments that would be public and seem to hold what each unit is."""
+    if units >= MANY_UNITS:
+        raise_if(list_problems(separated.model, args, kwargs, units, "units"))
     for argument in separated.arguments:
         if not argument.private and argument.shape and argument.shape[0] == units >= MANY_UNITS:
             raise ValueError(

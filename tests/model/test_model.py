@@ -1,5 +1,7 @@
 """`separate`: the two halves give NumPyro's model back, rows are isolated, and what has no such form is refused."""
 
+import array
+import collections
 import functools
 import re
 import subprocess
@@ -844,6 +846,47 @@ def test_lists_of_numbers():
         model(data["X"], data["y"])
 
     _assert_refused(nested, "argument 'data['y']'", args=({"X": X, "y": y.tolist()},))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {f"person {k}": float(k) for k in range(N)},
+            f"'extra' is a dict of {N} numbers.*jnp.array\\(list\\(extra.values",
+        ),
+        (collections.OrderedDict((k, [float(k), 1.0]) for k in range(N)), f"'extra' is an OrderedDict of {N} numbers"),
+        ({f"person {k}": jnp.asarray(1.0) for k in range(N)}, f"'extra' is a dict of {N} numbers"),
+        (dict.fromkeys(range(N), "yes"), "'extra' is a dict as long as there are rows.*array of codes"),
+        ({"a": {"b": dict.fromkeys(range(N), 1.0)}}, r"'extra\['a'\]\['b'\]' is a dict"),
+        ([*range(N - 1), "NA"], f"'extra' is a list of {N} values"),
+        ([*range(N - 1), None], f"'extra' is a list of {N} numbers"),
+        ([np.ones(2), *range(N - 1)], f"'extra' is a list of {N} numbers"),
+        ({"known": np.ones(2)} | {f"k{k}": 1.0 for k in range(N)}, f"'extra' is a dict of {N} numbers"),
+        (collections.deque(range(N)), f"'extra' is a deque of {N} numbers"),
+        (bytes(N), f"'extra' is a bytes of {N} numbers"),
+        (bytearray(N), f"'extra' is a bytearray of {N} numbers"),
+        (array.array("d", range(N)), f"'extra' is an array of {N} numbers"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_rows_in_a_container_of_pythons_are_refused(values, message):
+    """A person's name, which a key may be, is in no message."""
+
+    def with_extra(X, y, extra):
+        linear(X, y)
+
+    with pytest.raises(UnsupportedModelError, match=message) as error:
+        separate(with_extra, (X, y, values))
+    assert "person" not in str(error.value)
+
+
+def test_options_in_containers_are_public():
+    def with_options(X, y, options):
+        linear(X, y)
+
+    for options in ({"scale": 2.0, "df": 4}, {"knots": np.arange(3.0), "degree": 3}, bytes(3), [np.ones(2)] * N, {}):
+        assert separate(with_options, (X, y, options)).num_rows == N
 
 
 def test_a_list_on_which_the_model_fails_is_named():

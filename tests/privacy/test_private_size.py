@@ -171,6 +171,8 @@ def with_extra(X, y, extra):
         pytest.param(BINS, {"private_args": ["X", "y"]}, None, marks=pytest.mark.nightly),
         (BINS, {}, "argument 'extra' is a list that may hold rows"),
         ((), {}, "argument 'extra' is a tuple that may hold rows"),
+        ({"scale": 2.0}, {}, "argument 'extra' is a dict that may hold rows"),
+        (b"", {}, "argument 'extra' is a bytes that may hold rows"),
         pytest.param(np.ones((3, 50)), {"private_args": ["X", "y"]}, None, marks=pytest.mark.nightly),
         (np.array(2.0), {}, None),
         (np.ones(0), {"private_args": ["X", "y"]}, "argument 'extra' has no rows"),
@@ -186,9 +188,10 @@ def test_what_is_beside_the_table_is_no_matter_of_its_size(extra, options, messa
 
 
 def test_rows_in_a_list_tell_nothing():
-    first, *others = (outcome(with_extra, (*table(n), table(n)[1].tolist())) for n in SIZES)
-    assert "'extra' is a list" in first[1]
-    assert all(other == first for other in others)
+    for made, kind in ((list, "list"), (lambda values: dict(enumerate(values)), "dict"), (bytes, "bytes")):
+        first, *others = (outcome(with_extra, (*table(n), made(table(n)[1].astype(int).tolist()))) for n in SIZES)
+        assert f"'extra' is a {kind}" in first[1]
+        assert all(other == first for other in others)
 
 
 def test_tables_of_different_length_are_refused_without_a_number():

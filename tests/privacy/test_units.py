@@ -599,5 +599,8 @@ def test_what_each_unit_is_is_no_public_argument():
     args = np.arange(180) % 60, np.linspace(-1, 1, 60).astype(np.float32), np.zeros(180, np.float32)
     with pytest.raises(ValueError, match=r"argument 'age' has one entry for each of the 60 units.*private_args"):
         DPHMC(model, eps=1.0, unit="person").separate(args, {})
+    listed = args[0], dict(enumerate(args[1].tolist())), args[2]
+    with pytest.raises(ValueError, match=r"argument 'age' is a dict of 60 numbers.*as many as there are units"):
+        DPHMC(lambda person, age, y: model(person, jnp.ones(60), y), eps=1.0, unit="person").separate(listed, {})
     public = DPHMC(model, eps=1.0, unit="person", private_args=["person", "y"]).separate(args, {})
     assert [a.name for a in public.arguments if not a.private] == ["age"]
