@@ -418,7 +418,8 @@ def require_correct_sums() -> None:
 
 @functools.cache
 def _known_sums_are_right(backend: str, x64: bool) -> bool:
-    """A vmapped matrix-vector product followed by a reduction, the pattern that jaxlib 0.10.2 gets wrong."""
+    """A vmapped matrix-vector product followed by a reduction, the pattern that jaxlib 0.10.2 gets wrong; and rows that
+    are no number, which must count for nothing: compilers can be told that there are none."""
     x = np.arange(64 * 3).reshape(64, 3) % 7 - 3.0
     y = np.arange(64) % 5 - 2.0
     z = np.arange(4 * 3).reshape(4, 3) % 3 - 1.0
@@ -426,7 +427,12 @@ def _known_sums_are_right(backend: str, x64: bool) -> bool:
     with jax.ensure_compile_time_eval():
         x_, y_, z_ = (jnp.asarray(v) for v in (x, y, z))
         found = jax.jit(jax.vmap(lambda z: jnp.sum(y_ * (x_ @ z))))(z_)
-        total = jax.jit(lambda v: clipped_sum(lambda row: row[0][0], (v,), 3.0))(jnp.asarray(np.tile(x[:, 0], 301)))
-    steps = np.asarray(total.hi).astype(np.int64) * LIMB + np.asarray(total.lo)
+        many = np.concatenate([np.tile(x[:, 0], 301), [np.nan, np.inf, -np.inf]])
+        scalars = jax.jit(lambda v: clipped_sum(lambda row: row[0][0], (v,), 3.0))
+        vectors = jax.jit(lambda v: clipped_sum(lambda row: row[0], (v,), 3.0, fixed_places=True))
+        totals = [scalars(jnp.asarray(many)), vectors(jnp.asarray(many))]
+    by_row, by_blocks = (int((np.asarray(t.hi).astype(np.int64) * LIMB + np.asarray(t.lo)).sum()) for t in totals)
     expected_steps = 301 * sum(round(v * GRID / 3.0) for v in x[:, 0])
-    return bool(np.array_equal(found, expected)) and abs(int(steps) - expected_steps) <= 64 * 301  # each is rounded
+    # Each row is rounded; of blocks the sums are, which adds up to less than half of what a row may add.
+    are_right = abs(by_row - expected_steps) <= 64 * 301 and abs(by_blocks - expected_steps) < GRID // 2
+    return bool(np.array_equal(found, expected)) and are_right

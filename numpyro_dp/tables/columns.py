@@ -12,6 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dp.tables.arrow import arrow, is_text, plain
+from numpyro_dp.tables.texts import numbers_of_texts, times_of_texts
+
+_DAY = 86_400e6
+"""In microseconds."""
 NUMBERS, LEVELS, MISSING, DAYS, UNIT, COMPUTED = "numbers", "levels", "missing", "days", "unit", "computed"
 
 
@@ -37,20 +42,6 @@ class ColumnSpec(NamedTuple):
     part: str = ""
 
 
-def arrow() -> Any:
-    """PyArrow.
-
-    :raises ImportError: with the way out, if it is not installed.
-    """
-    try:
-        import pyarrow
-        import pyarrow.compute
-        import pyarrow.dataset
-    except ImportError as error:
-        raise ImportError("tables in files are read by PyArrow: pip install 'numpyro_dp[tables]'") from error
-    return pyarrow
-
-
 def numbers_of(names: Sequence[str], types: Sequence[Any], is_matrix: bool) -> ColumnSpec:
     """For columns of numbers.
 
@@ -60,7 +51,7 @@ def numbers_of(names: Sequence[str], types: Sequence[Any], is_matrix: bool) -> C
     kinds: set[np.dtype] = set()
     for name, kind in zip(names, types, strict=True):
         value = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if pa.types.is_string(value) or pa.types.is_large_string(value) or str(value) == "string_view":
+        if is_text(value):
             raise ValueError(
                 f"column {name!r} holds texts. Which there may be must be public: name them, "
                 f"`table[{name!r}].levels(['a', 'b'])`, and the model gets 0, 1, ...; any other counts as missing"
@@ -84,7 +75,26 @@ def numbers_of(names: Sequence[str], types: Sequence[Any], is_matrix: bool) -> C
 
 
 def decode(batch: Any, specs: Sequence[ColumnSpec]) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """An array for each of the specs, rows leading, and which of the rows count: those without a missing value."""
+    """An array for each of the specs, rows leading, and which of the rows count: those without a missing value.
+
+    A row of which a library can make nothing counts for nothing, and no other row does.
+    """
+    try:
+        return _decode(batch, specs)
+    except Exception:
+        if not batch.num_rows:  # no row is to blame
+            raise
+    if batch.num_rows > 1:
+        middle = batch.num_rows // 2
+        first, counted = decode(batch.slice(0, middle), specs)
+        second, others = decode(batch.slice(middle), specs)
+        joined = tuple(np.concatenate(pair) for pair in zip(first, second, strict=True))
+        return joined, np.concatenate([counted, others])
+    empty, _ = decode(batch.slice(0, 0), specs)
+    return tuple(np.zeros((1, *array.shape[1:]), array.dtype) for array in empty), np.zeros(1, bool)
+
+
+def _decode(batch: Any, specs: Sequence[ColumnSpec]) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     counts = np.ones(batch.num_rows, bool)
     arrays = []
     computed: dict[Any, Mapping[str, np.ndarray]] = {}
@@ -113,6 +123,8 @@ def _numbers(column: Any, spec: ColumnSpec) -> tuple[np.ndarray, np.ndarray | No
     column = plain(column)
     if pa.types.is_decimal(column.type):
         column = column.cast(pa.float64())
+    elif is_text(column.type):
+        column = numbers_of_texts(column)
     missing = _missing(column, of_nan=spec.fill is not None)
     if column.null_count:
         column = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
@@ -129,8 +141,10 @@ def _numbers(column: Any, spec: ColumnSpec) -> tuple[np.ndarray, np.ndarray | No
 
 def _levels(column: Any, spec: ColumnSpec) -> tuple[np.ndarray, np.ndarray | None]:
     pa = arrow()
-    column = plain(column)
-    codes = pa.compute.index_in(column, pa.array(list(spec.levels)).cast(column.type))
+    column, levels = plain(column), pa.array(list(spec.levels))
+    if is_text(column.type) and not is_text(levels.type):  # 1 and 1.0 are one level
+        column = numbers_of_texts(column)
+    codes = pa.compute.index_in(column, levels.cast(column.type))
     missing = _missing(codes)
     return codes.fill_null(0).to_numpy(zero_copy_only=False).astype(spec.dtype), missing
 
@@ -142,11 +156,13 @@ def _is_missing(column: Any, spec: ColumnSpec) -> tuple[np.ndarray, None]:
 
 def _days(column: Any, spec: ColumnSpec) -> tuple[np.ndarray, np.ndarray | None]:
     pa = arrow()
-    column = plain(column).cast(pa.timestamp("us"), safe=False)
-    origin = np.datetime64(datetime.datetime.fromisoformat(spec.origin), "us")
+    column = plain(column)
+    column = times_of_texts(column) if is_text(column.type) else column.cast(pa.timestamp("us"), safe=False)
+    origin = np.datetime64(datetime.datetime.fromisoformat(spec.origin), "us").astype(np.int64)
     missing = _missing(column)
-    values = (column.to_numpy(zero_copy_only=False) - origin) / np.timedelta64(1, "D")
-    return np.nan_to_num(values).astype(spec.dtype), missing
+    # Of whole numbers NumPy's difference of two times may be too large.
+    since = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False).astype(float) - float(origin)
+    return (since / _DAY).astype(spec.dtype), missing
 
 
 def _unit(column: Any, spec: ColumnSpec) -> Any:
@@ -157,14 +173,6 @@ def _unit(column: Any, spec: ColumnSpec) -> Any:
 
 
 _VALUES = {NUMBERS: _numbers, LEVELS: _levels, MISSING: _is_missing, DAYS: _days, UNIT: _unit}
-
-
-def plain(column: Any) -> Any:
-    """In one chunk, without a dictionary."""
-    pa = arrow()
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
 def _missing(column: Any, of_nan: bool = False) -> np.ndarray | None:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numpyro_dp.privacy.passes import Part, StreamedColumn, StreamedUnits, Task
-from numpyro_dp.tables.columns import UNIT, ColumnSpec, arrow, decode, plain
+from numpyro_dp.tables.arrow import arrow, is_text, plain
+from numpyro_dp.tables.columns import UNIT, ColumnSpec, decode
 from numpyro_dp.tables.pieces import Rows
 
 _ROWS_AT_ONCE = 2**16
@@ -179,7 +180,7 @@ class Runs(NamedTuple):
     :ivar num_runs: how many there are.
     :ivar first_rows, last_rows, most_rows: of the first run, of the last, and of the longest.
     :ivar starts: `_mixed` of where all but the first of them begin.
-    :ivar is_sorted: whether no id is smaller than the one before.
+    :ivar is_sorted: whether no id is smaller than the one before, in each of the `_orders`.
     """
 
     first: int
@@ -191,7 +192,7 @@ class Runs(NamedTuple):
     last_rows: int
     most_rows: int
     starts: tuple[int, ...]
-    is_sorted: bool
+    is_sorted: tuple[bool, ...]
     has_missing: bool
 
     def __repr__(self) -> str:  # engines write what they print into logs
@@ -214,7 +215,8 @@ class FindRuns:
         starts = _starts(ids)
         sizes = np.diff(np.append(starts, len(ids)))
         has_missing = ids.null_count > 0
-        falls = pa.compute.less(ids.slice(1), ids.slice(0, len(ids) - 1)) if not has_missing else pa.array([True])
+        compute = pa.compute
+        falls = [compute.any(compute.less(x.slice(1), x.slice(0, len(ids) - 1))).as_py() for x in _orders(ids)]
         return Runs(
             piece.first,
             len(ids),
@@ -225,7 +227,7 @@ class FindRuns:
             int(sizes[-1]),
             int(sizes.max()),
             _mixed(starts[1:] + piece.first),
-            not pa.compute.any(falls).as_py(),
+            tuple(not falling for falling in falls),
             has_missing,
         )
 
@@ -239,12 +241,13 @@ def find_units(pieces: Sequence[Rows], found: Iterable[Runs], name: str) -> Unit
     runs = sorted(found, key=lambda r: r.first)
     if any(r.has_missing for r in runs):
         raise ValueError(f"column {name!r} says whose a row is, and some have no value: leave these rows out")
-    if not all(r.is_sorted for r in runs) or any(_is("less", b, a) for a, b in itertools.pairwise(runs)):
+    rises = [[not fell for fell in _are("less", b, a)] for a, b in itertools.pairwise(runs)]
+    if runs and not any(map(all, zip(*(r.is_sorted for r in runs), *rises, strict=True))):
         raise ValueError(
             f"the rows of a unit must follow one another, and column {name!r} is not sorted: sort the files by it, in "
             "the order of their names"
         )
-    goes_on = [False, *(_is("equal", b, a) for a, b in itertools.pairwise(runs))]
+    goes_on = [False, *(_are("equal", b, a)[0] for a, b in itertools.pairwise(runs))]
     mixed, most, longest, number = [0, 0], 0, 0, 0
     units: list[UnitPiece] = []
     for k, (piece, own) in enumerate(zip(pieces, runs, strict=True)):
@@ -270,9 +273,19 @@ def find_units(pieces: Sequence[Rows], found: Iterable[Runs], name: str) -> Unit
     return Units(number, most, identity, units)
 
 
-def _is(what: str, later: Runs, earlier: Runs) -> bool:
-    """How the first id of a piece compares with the last one of the piece before."""
-    return bool(getattr(arrow().compute, what)(later.first_id, earlier.last_id)[0].as_py())
+def _orders(ids: Any) -> list[Any]:
+    """What a table may be sorted by: ids as they are; of texts, whole numbers by size, too."""
+    if not is_text(ids.type):
+        return [ids]
+    compute = arrow().compute
+    is_whole = compute.match_substring_regex(ids, r"^(0|[1-9]\d{0,18})$")
+    return [ids, compute.if_else(is_whole, compute.utf8_lpad(ids, 19, "0"), ids)]
+
+
+def _are(what: str, later: Runs, earlier: Runs) -> list[bool]:
+    """How the first id of a piece compares with the last one of the piece before, in each of the `_orders`."""
+    pairs = zip(_orders(later.first_id), _orders(earlier.last_id), strict=True)
+    return [bool(getattr(arrow().compute, what)(a, b)[0].as_py()) for a, b in pairs]
 
 
 def require_id_type(name: str, kind: Any) -> None:

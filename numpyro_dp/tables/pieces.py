@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from numpyro_dp.privacy.passes import BLOCK_ROWS
-from numpyro_dp.tables.columns import ColumnSpec, arrow, decode
+from numpyro_dp.tables.arrow import arrow
+from numpyro_dp.tables.columns import ColumnSpec, decode
+from numpyro_dp.tables.texts import texts_of_bytes, texts_of_objects
 
 PIECE_ROWS = 2**19
 """About so many, so that a pass has pieces for all workers, and each of them takes far longer than to ask for it."""
@@ -42,24 +44,28 @@ class FilePiece(Rows):
     """Rows of one file.
 
     :ivar fragment: a part of a dataset of PyArrow's.
-    :ivar schema: of the table.
+    :ivar schema: of the file.
+    :ivar has_types: whether the file says of which types its columns are.
     """
 
     fragment: Any
     schema: Any
     first: int
     num_rows: int
+    has_types: bool = True
 
     def batches(self, columns: Sequence[ColumnSpec]) -> Iterator[Any]:
-        """The rows, some at a time.
+        """The rows, some at a time; texts where the file has bytes.
 
         :raises TableChangedError: if the file cannot be read. What PyArrow says of it could quote a value.
         """
         names = sorted({name for column in columns for name in column.names})
         try:
-            yield from self.fragment.to_batches(
+            read = self.fragment.to_batches(
                 schema=self.schema, columns=names, batch_size=_READ_ROWS, batch_readahead=4, fragment_readahead=1
             )
+            for batch in read:
+                yield batch if self.has_types else _in_texts(batch)
         except Exception as error:
             raise TableChangedError(
                 f"{self.fragment.path!r} cannot be read as a table of the columns {', '.join(names)} "
@@ -107,13 +113,32 @@ class DaskPartition(Rows):
         pa = arrow()
         schema = pa.schema([self.schema.field(name) for name in names])
         try:
-            table = pa.Table.from_pandas(self.part[names], schema=schema, preserve_index=False, safe=False)
+            table = table_of_pandas(self.part[names], schema)
         except Exception as error:
             raise TableChangedError(
                 f"a partition has other values in the columns {', '.join(names)} than the first one "
                 f"({type(error).__name__})"
             ) from None
         yield from table.to_batches(max_chunksize=_READ_ROWS)
+
+
+def _in_texts(batch: Any) -> Any:
+    return arrow().RecordBatch.from_arrays([texts_of_bytes(column) for column in batch.columns], batch.schema.names)
+
+
+def table_of_pandas(frame: Any, schema: Any = None) -> Any:
+    """A table of Arrow's. Columns of Python's objects become texts, each value by itself.
+
+    :param schema: that it shall have; None for that of the columns' dtypes.
+    """
+    pa = arrow()
+    objects = [name for name in frame.columns if frame[name].dtype == object]
+    frame = frame.assign(**{name: texts_of_objects(frame[name]).to_pandas() for name in objects})
+    if schema is None:
+        typed = pa.Schema.from_pandas(frame.drop(columns=objects), preserve_index=False).remove_metadata()
+        kinds = {name: pa.large_string() for name in objects}
+        schema = pa.schema([(name, kinds[name] if name in kinds else typed.field(name).type) for name in frame.columns])
+    return pa.Table.from_pandas(frame, schema=schema, preserve_index=False, safe=False)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -14,7 +14,8 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from numpyro_dp.privacy.passes import MOST_ROWS, Part, StreamedColumn, StreamedTable, Task
-from numpyro_dp.tables.columns import COMPUTED, DAYS, LEVELS, MISSING, NUMBERS, UNIT, ColumnSpec, arrow, numbers_of
+from numpyro_dp.tables.arrow import arrow
+from numpyro_dp.tables.columns import COMPUTED, DAYS, LEVELS, MISSING, NUMBERS, UNIT, ColumnSpec, numbers_of
 from numpyro_dp.tables.engines import Engine, SparkFrame, engine_of
 from numpyro_dp.tables.groups import FindRuns, Units, UnitTable, find_units, require_id_type
 from numpyro_dp.tables.pieces import (
@@ -25,6 +26,7 @@ from numpyro_dp.tables.pieces import (
     Rows,
     SparkPartition,
     TableChangedError,
+    table_of_pandas,
 )
 
 T = TypeVar("T")
@@ -65,7 +67,7 @@ class Column(StreamedColumn):
         """Days from a date, as `2020-01-31`, to that of each row; of times with a zone, in UTC."""
         self._require_one("days_since")
         types, kind = arrow().types, self.table.type_of(self.spec.names[0])
-        if not (types.is_date(kind) or types.is_timestamp(kind)):
+        if not (types.is_date(kind) or types.is_timestamp(kind) or self.table.is_untyped(self.spec.names[0])):
             raise ValueError(f"column {self.spec.names[0]!r} holds {kind}, and no dates: `days_since` is for dates")
         datetime.datetime.fromisoformat(origin)
         dtype = np.dtype(jnp.result_type(float)).name
@@ -88,10 +90,19 @@ class Table(StreamedTable):
     """A table that is read in pieces; made by `scan`. ``table["age"]`` and ``table[["age", "sex"]]`` are arguments.
 
     :ivar engine: what reads it.
+    :param texts: columns of no type of their own: each value is a number, a date or a text as it is written.
     """
 
-    def __init__(self, pieces: Sequence[Rows], schema: Any, engine: Engine, files: "_Files | None" = None):
+    def __init__(
+        self,
+        pieces: Sequence[Rows],
+        schema: Any,
+        engine: Engine,
+        files: "_Files | None" = None,
+        texts: Iterable[str] = (),
+    ):
         self.engine, self._pieces, self._schema, self._files = engine, list(pieces), schema, files
+        self._texts = frozenset(texts)
         self._num_rows = sum(piece.num_rows for piece in self._pieces)
         self._columns: dict[ColumnSpec, StreamedColumn] = {}
         self._units: dict[str, Units] = {}
@@ -119,7 +130,7 @@ class Table(StreamedTable):
         for name in wanted:
             if name not in self._schema.names:
                 raise KeyError(f"no column {name!r}; there are {', '.join(self._schema.names)}")
-        types = [self._schema.field(name).type for name in wanted]
+        types = [arrow().float64() if name in self._texts else self._schema.field(name).type for name in wanted]
         try:
             return self._column(numbers_of(wanted, types, not isinstance(names, str)))
         except ValueError:
@@ -131,6 +142,10 @@ class Table(StreamedTable):
         """Arrow's type of a column's values."""
         kind = self._schema.field(name).type
         return kind.value_type if arrow().types.is_dictionary(kind) else kind
+
+    def is_untyped(self, name: str) -> bool:
+        """Whether a column is of no type of its own, as in CSV files: each value is read by itself."""
+        return name in self._texts
 
     def _column(self, spec: ColumnSpec) -> Column:
         if spec not in self._columns:
@@ -265,12 +280,19 @@ def scan(source: Any, *, engine: Any = None, format: str | None = None) -> Table
     if isinstance(source, pa.dataset.FileSystemDataset):
         _require_each_once(source)
         files = _Files(source)
+        if source.format.default_extname == "csv":
+            schema = pa.schema([(name, pa.large_string()) for name in source.schema.names])
+            return Table(_pieces_of_files(_of_bytes(source), has_types=False), schema, runs, files, schema.names)
         return Table(_pieces_of_files(source), source.schema, runs, files)
     kind = type(source).__module__.partition(".")[0]
     if kind == "dask" and hasattr(source, "to_delayed"):
         return _dask_table(source, engine)
     if kind == "pyspark":
         return _spark_table(source)
+    texts: list[str] = []
+    if kind == "pandas":
+        texts = [name for name in source.columns if source[name].dtype == object]
+        source = table_of_pandas(source)
     if not isinstance(source, pa.Table):
         try:
             source = pa.table(source)
@@ -284,7 +306,29 @@ def scan(source: Any, *, engine: Any = None, format: str | None = None) -> Table
     starts = range(0, source.num_rows, PIECE_ROWS)
     slices = [source.slice(start, PIECE_ROWS) for start in starts]
     pieces = [FramePiece(part, start, part.num_rows) for start, part in zip(starts, slices, strict=True)]
-    return Table(pieces, source.schema, runs)
+    return Table(pieces, source.schema, runs, texts=texts)
+
+
+def _of_bytes(dataset: Any) -> Any:
+    """CSV files in which no value decides how others are read: each is bytes, an empty line is a row."""
+    pa = arrow()
+    names = dataset.schema.names
+    given, read = dataset.format.parse_options, dataset.format.default_fragment_scan_options.read_options
+    parse = pa.csv.ParseOptions(
+        delimiter=given.delimiter,
+        quote_char=given.quote_char,
+        double_quote=given.double_quote,
+        escape_char=given.escape_char,
+        newlines_in_values=True,
+        ignore_empty_lines=False,
+    )
+    convert = pa.csv.ConvertOptions(
+        column_types=dict.fromkeys(names, pa.binary()), strings_can_be_null=True, quoted_strings_can_be_null=True
+    )
+    options = pa.dataset.CsvFragmentScanOptions(convert_options=convert, read_options=read)
+    own = pa.dataset.CsvFileFormat(parse_options=parse, default_fragment_scan_options=options)
+    schema = pa.schema([(name, pa.binary()) for name in names])
+    return pa.dataset.FileSystemDataset.from_paths(dataset.files, schema, own, dataset.filesystem)
 
 
 def _roomy(kind: Any) -> Any:
@@ -302,9 +346,11 @@ def _dask_table(frame: Any, client: Any) -> Table:
     firsts = np.cumsum([0, *sizes])
     parts = zip(frame.to_delayed(), firsts, sizes, strict=False)
     pieces = [DaskPartition(part, int(first), size) for part, first, size in parts if size]
-    schema = arrow().Schema.from_pandas(frame.partitions[0].compute(), preserve_index=False).remove_metadata()
+    empty = frame._meta  # dtypes, and no value
+    schema = table_of_pandas(empty).schema.remove_metadata()
     pieces = [dataclasses.replace(piece, schema=schema) for piece in pieces]
-    return Table(pieces, schema, engine_of(client or default_client()))
+    texts = [name for name in empty.columns if empty[name].dtype == object]
+    return Table(pieces, schema, engine_of(client or default_client()), texts=texts)
 
 
 def _spark_table(frame: Any) -> Table:
@@ -384,7 +430,7 @@ _FORMATS = {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feathe
 }
 
 
-def _pieces_of_files(dataset: Any) -> list[FilePiece]:
+def _pieces_of_files(dataset: Any, has_types: bool = True) -> list[FilePiece]:
     """Of all files, in their order.
 
     :raises ValueError: if a file has not the columns of the others, or has them of other types.
@@ -395,7 +441,7 @@ def _pieces_of_files(dataset: Any) -> list[FilePiece]:
         _require_schema(fragment, dataset.schema)
         for part, rows in _parts(fragment):
             if rows:
-                pieces.append(FilePiece(part, dataset.schema, first, rows))
+                pieces.append(FilePiece(part, dataset.schema, first, rows, has_types))
                 first += rows
     return pieces
 

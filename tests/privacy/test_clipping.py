@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import jaxlib
@@ -194,6 +198,18 @@ def test_this_compiler_adds_correctly(precision):
     require_correct_sums()
 
 
+def test_a_compiler_that_was_told_there_are_no_nans_is_refused():
+    """A row of NaN would move each sum of a block by 250 times the bound."""
+    program = "from numpyro_dp.privacy.clipping import require_correct_sums; require_correct_sums()"
+    fast = "--xla_cpu_enable_fast_math=true"
+    wrong = f"{fast} --xla_cpu_fast_math_honor_nans=false --xla_cpu_fast_math_honor_infs=false"
+    for flags, is_right in ((fast, True), (wrong, False)):
+        options = {"env": os.environ | {"XLA_FLAGS": flags}, "capture_output": True, "text": True}
+        found = subprocess.run([sys.executable, "-c", program], check=False, **options)
+        assert (found.returncode == 0) == is_right, found.stderr
+        assert is_right or "BrokenCompilerError" in found.stderr
+
+
 def test_a_compiler_known_to_add_wrongly_is_refused(monkeypatch):
     monkeypatch.setattr(jaxlib, "__version__", "0.10.2")
     with pytest.raises(BrokenCompilerError, match=r"jaxlib 0\.10\.2 returns wrong sums.*pip install"):
@@ -203,7 +219,7 @@ def test_a_compiler_known_to_add_wrongly_is_refused(monkeypatch):
 def test_a_compiler_seen_to_add_wrongly_is_refused(monkeypatch):
     numpyro_dp.privacy.clipping._known_sums_are_right.cache_clear()
     monkeypatch.setattr(
-        numpyro_dp.privacy.clipping, "clipped_sum", lambda *_: ClippedSum(jnp.int32(7), jnp.int32(0), 1.0)
+        numpyro_dp.privacy.clipping, "clipped_sum", lambda *_, **__: ClippedSum(jnp.int32(7), jnp.int32(0), 1.0)
     )
     with pytest.raises(BrokenCompilerError, match="known-answer"):
         require_correct_sums()

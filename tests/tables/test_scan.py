@@ -1,5 +1,6 @@
 """`scan`: files, frames, columns and units; what they are read as, what is refused, and the same numbers for all."""
 
+import datetime
 import pickle
 
 import jax
@@ -233,15 +234,101 @@ def test_texts_that_nobody_has_named_say_what_to_do():
         mcmc.run(jax.random.key(0), table["sex"], y=table["y"])
 
 
+CELLS = ["5", "5.5", "abc", "", "NA", "16777217", "1e999", "true", "2020-02-30", '"1,2"', '"a\nb"', "\udcff", " 7 "]
+
+
+@pytest.mark.parametrize("opened", ["csv", "objects"])
+def test_no_cell_decides_how_others_are_read(opened, tmp_path):
+    """Of a CSV file, and of a column of Python's objects: readers take a type from all of the values."""
+    others = ["7", "", "16777217", "2020-01-03", "NA", "3.25", "x"]
+
+    def table_of(cell):
+        cells = [cell, *others]
+        if opened == "csv":
+            (tmp_path / "t.csv").write_bytes("\n".join(["v", *cells, ""]).encode(errors="surrogateescape"))
+            return scan(tmp_path / "t.csv")
+        values = {
+            "5": 5,
+            "5.5": 5.5,
+            "": None,
+            "NA": np.nan,
+            "16777217": 16777217,
+            "true": True,
+            "2020-01-03": datetime.date(2020, 1, 3),
+        }
+        return scan(pd.DataFrame({"v": pd.Series([values.get(c, c) for c in cells], dtype=object)}))
+
+    for cell in CELLS:
+        table = table_of(cell)
+        assert len(table) == 1 + len(others), cell
+        values, counts = rows_of(table["v"])
+        np.testing.assert_array_equal(counts[1:], [True, False, True, False, False, True, False], cell)
+        np.testing.assert_array_equal(values[1:][counts[1:]], np.float32([7, 16777217, 3.25]), cell)
+        assert values.dtype == np.float32
+        np.testing.assert_array_equal(rows_of(table["v"].is_missing())[0][1:], [0, 1, 0, 0, 1, 0, 0], cell)
+        assert rows_of(table["v"].levels([3.25, 7]))[1][1:].tolist() == [True, *[False] * 4, True, False], cell
+        assert rows_of(table["v"].levels(["x", "y"]))[1][1:].tolist() == [*[False] * 6, True], cell
+        days, counts = rows_of(table["v"].days_since("2020-01-01"))
+        assert counts[1:].tolist() == [False, False, False, True, False, False, False], cell
+        assert days[4] == 2
+    expected = [5, 5.5, None, None, None, 16777216, np.inf, 1, None, None, None, None, 7]
+    for cell, value in zip(CELLS, expected, strict=True):
+        values, counts = rows_of(table_of(cell)["v"])
+        assert counts[0] == (value is not None), cell
+        assert value is None or values[0] == value, cell
+
+
+def test_ids_in_a_csv_file_are_in_the_order_of_texts_or_of_numbers(tmp_path):
+    for ids, count in (([8, 9, 9, 10], 3), ([1, 10, 10, 9], 3), (["a", "a", "b"], 2)):
+        (tmp_path / "t.csv").write_text("\n".join(["person", *map(str, ids), ""]))
+        table = scan(tmp_path / "t.csv")
+        assert table.unit("person").num_units == count
+    (tmp_path / "t.csv").write_text("person\n9\n10\n9\n")
+    with pytest.raises(ValueError, match="is not sorted"):
+        assert scan(tmp_path / "t.csv").unit("person").num_units
+
+
+def test_a_row_of_which_a_library_can_make_nothing_counts_for_nothing():
+    """NumPy raises an error where the difference of two times is too large."""
+    now = 1_600_000_000_000_000
+    times = pa.array([now, -(2**63) + 1, 2**63 - 1, now, None], pa.timestamp("us"))
+    days, counts = rows_of(some(day=times)["day"].days_since("2020-01-01"))
+    np.testing.assert_array_equal(counts, [True, True, True, True, False])
+    np.testing.assert_array_equal(days[[0, 3]], np.float32(now / 86_400e6 - 18_262))
+
+    def fails_at_13(batch):
+        values = batch.column("x").to_numpy()
+        if 13 in values:
+            raise RuntimeError("13")
+        return {"double": 2 * values}
+
+    table = scan(pa.table({"x": np.arange(50)}))
+    column = table.computed(["x"], fails_at_13, {"double": np.zeros(1, np.int64)})["double"]
+    values, counts = rows_of(column)
+    np.testing.assert_array_equal(np.flatnonzero(~counts), [13])
+    np.testing.assert_array_equal(values, np.where(np.arange(50) == 13, 0, 2 * np.arange(50)))
+
+    def fails_always(batch):
+        raise RuntimeError("a mistake")
+
+    column = table.computed(["x"], fails_always, {"double": np.zeros(1, np.int64)})["double"]
+    with pytest.raises(RuntimeError, match="a mistake"):
+        rows_of(column)
+
+
 def test_an_error_quotes_no_value(tmp_path):
     """What PyArrow says of a file that it cannot read may."""
-    text = "a,c,y\n" + "1.5,2.5,3.5\n" * 200_000 + "secret,2,3\n"
-    (tmp_path / "t.csv").write_text(text)
-    table = scan(tmp_path / "t.csv")
+    pq.write_table(frame(10), tmp_path / "t.parquet")
+    table = scan(tmp_path / "t.parquet")
+    (tmp_path / "t.parquet").write_bytes(b"secret")
     with pytest.raises(TableChangedError, match="cannot be read as a table of the columns a") as found:
         rows_of(table["a"])
     assert "secret" not in str(found.value)
     assert found.value.__suppress_context__
+    (tmp_path / "long.csv").write_text("a,c,y\n" + "1.5,2.5,3.5\n" * 200_000 + "secret,2\n")
+    with pytest.raises(ValueError, match=r"the rows of .*long.csv' cannot be counted") as found:
+        scan(tmp_path / "long.csv")
+    assert "secret" not in str(found.value)
     (tmp_path / "bad.csv").write_text("a,c\n1,2\n3,secret,4\n")
     with pytest.raises(ValueError, match="cannot be read as csv") as found:
         scan(tmp_path / "bad.csv")
