@@ -340,13 +340,14 @@ def _roomy(kind: Any) -> Any:
 
 
 def _dask_table(frame: Any, client: Any) -> Table:
+    import pandas  # as Dask does
     from distributed import default_client
 
     sizes = [int(size) for size in frame.map_partitions(len).compute()]
     firsts = np.cumsum([0, *sizes])
     parts = zip(frame.to_delayed(), firsts, sizes, strict=False)
     pieces = [DaskPartition(part, int(first), size) for part, first, size in parts if size]
-    empty = frame._meta  # dtypes, and no value
+    empty = pandas.DataFrame({name: pandas.Series(dtype=kind) for name, kind in frame.dtypes.items()})
     schema = table_of_pandas(empty).schema.remove_metadata()
     pieces = [dataclasses.replace(piece, schema=schema) for piece in pieces]
     texts = [name for name in empty.columns if empty[name].dtype == object]
