@@ -133,6 +133,7 @@ def table_of_pandas(frame: Any, schema: Any = None) -> Any:
     """
     pa = arrow()
     objects = [name for name in frame.columns if frame[name].dtype == object]
+    frame = frame.reset_index(drop=True)  # by which pandas would put values elsewhere
     frame = frame.assign(**{name: texts_of_objects(frame[name]).to_pandas() for name in objects})
     if schema is None:
         typed = pa.Schema.from_pandas(frame.drop(columns=objects), preserve_index=False).remove_metadata()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -79,6 +80,28 @@ def test_dask_frames(cluster, tmp_path, whole):
     frames = dd.read_parquet(write(tmp_path / "units", (1000, 1500), with_units))
     found = scan(frames, engine=client).by_unit(scan(frames, engine=client).unit("who"), None)
     assert (found.num_rows, found.most_rows) == (1000, 3)
+
+
+def test_no_value_of_a_dask_frame_decides_of_what_type_others_are(cluster):
+    """Nor whether there is an error, wherever in the frame it is."""
+    import dask
+    from dask import dataframe as dd
+
+    client, _ = cluster
+    for values in ([5, 16777217, 2.5, "abc"], ["abc", 16777217, 2.5, 5], [2.5, None, 16777217, "7"]):
+        data = pd.DataFrame({"v": pd.Series(values, dtype=object), "y": np.arange(4)})
+        with dask.config.set({"dataframe.convert-string": False}):
+            table = scan(dd.from_pandas(data, npartitions=2), engine=client)
+        assert table["v"].dtype == np.float32
+        assert table["y"].dtype == np.int32
+        found = [piece.having(dask.compute(*piece.needs)) for piece in table._pieces]
+        parts = [part for piece in found for part in piece.read([table["v"].spec])]
+        numbers = [float(v) if str(v).replace(".", "").isdigit() else None for v in values]
+        assert np.concatenate([counts for _, counts in parts]).tolist() == [v is not None for v in numbers]
+        got = np.concatenate([arrays[0] for arrays, _ in parts]).tolist()
+        assert [v for v, n in zip(got, numbers, strict=True) if n is not None] == [
+            float(np.float32(n)) for n in numbers if n is not None
+        ]
 
 
 def test_dask_errors_quote_no_value(cluster, tmp_path):

@@ -256,7 +256,8 @@ def test_no_cell_decides_how_others_are_read(opened, tmp_path):
             "true": True,
             "2020-01-03": datetime.date(2020, 1, 3),
         }
-        return scan(pd.DataFrame({"v": pd.Series([values.get(c, c) for c in cells], dtype=object)}))
+        column = pd.Series([values.get(c, c) for c in cells], index=range(9, 9 + len(cells)), dtype=object)
+        return scan(pd.DataFrame({"v": column}))
 
     for cell in CELLS:
         table = table_of(cell)
