@@ -29,7 +29,8 @@ class Posterior:
 
     :ivar description: what the draws are draws of.
     :ivar reasons: why released numbers do not vouch for them; empty if they do.
-    :ivar uninformed: parameters of which the draws say hardly more than the prior does.
+    :ivar uninformed: parameters of which the draws say hardly more than the prior does, or of which the rows tell
+        nothing that noise does not hide, while they tell of others.
     """
 
     description: str
@@ -232,7 +233,8 @@ class PrivacyReport:
             ("posterior", str(self.posterior)),
         ]
         if names := self.posterior.uninformed:
-            lines.append(("little about", f"{some_of(names, 10)}: the draws are hardly narrower than the prior"))
+            what = "the draws are hardly narrower than the prior, or no rows tell of them (codes of groups start at 0)"
+            lines.append(("little about", f"{some_of(names, 10)}: {what}"))
         if self.closed_over:
             lines.append(("also reads", f"the model, as public: {', '.join(self.closed_over)}"))
         lines += [("left out", f"site '{name}' ({reason})") for name, reason in self.dropped_sites.items()]

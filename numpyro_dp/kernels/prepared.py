@@ -23,7 +23,7 @@ from numpyro_dp.kernels.base import DPKernel
 from numpyro_dp.kernels.options import OF_PLAIN_SAMPLERS
 from numpyro_dp.kernels.state import DPState
 from numpyro_dp.model.arguments import PublicArguments
-from numpyro_dp.model.coordinates import Cut
+from numpyro_dp.model.coordinates import Cut, entry_names
 from numpyro_dp.model.separable import SeparableModel
 from numpyro_dp.preparation.begin import Begun, OwnAlgorithm, asked_in_search, begin, cut_of_units, widths_of_prior
 from numpyro_dp.preparation.chains import (
@@ -38,7 +38,7 @@ from numpyro_dp.preparation.chains import (
 from numpyro_dp.preparation.fund import RESERVE, tell
 from numpyro_dp.preparation.options import Preparation
 from numpyro_dp.preparation.prepare import prepare
-from numpyro_dp.preparation.verdict import reasons, should_thin_more, uninformed
+from numpyro_dp.preparation.verdict import reasons, should_thin_more, uninformed, untold
 from numpyro_dp.privacy.accounting import gaussian_rho, noise_multiplier_for
 from numpyro_dp.privacy.fingerprint import fingerprint
 from numpyro_dp.privacy.ledger import PrivacyBudgetError, Wanted
@@ -105,6 +105,7 @@ class PreparedKernel(DPKernel):
         self._result: Prepared | None = None
         self._prior_widths: dict[str, float] = {}
         self._uninformed: list[str] = []
+        self._untold: list[str] = []
         super().__init__(*args, **options)
 
     @property
@@ -252,7 +253,7 @@ class PreparedKernel(DPKernel):
         return found + self._doubts_of_latents + self._doubts_of_draws
 
     def uninformed(self) -> list[str]:
-        return self._uninformed
+        return list(dict.fromkeys([*self._uninformed, *self._untold]))
 
     def thin_more(self, draws: Any) -> bool:
         return isinstance(self._chain, NutsChain) and should_thin_more(draws) and self._chain.thin_more()
@@ -325,6 +326,9 @@ class PreparedKernel(DPKernel):
                 prepared = self.ask_table(begun)
                 self._chain = self._make_chain(prepared, begun.cut, separated, public)
                 self._prior_widths = widths_of_prior(separated, public, begun.z_draws, begun.improper)
+                if prepared.surrogate is not None:
+                    names = entry_names(separated)
+                    self._untold = untold(prepared.surrogate, begun.cut, prepared.start, names)
             self._result = prepared
             self._public = copied(public.leaves)
             self._public_hash, self._prior_hash = _hash(self._public), prior_hash

@@ -212,7 +212,10 @@ def argument_problems(named: list[Argument], args: tuple, kwargs: dict) -> Itera
 
 def _codes(name: str) -> str:
     """Codes that do not depend on which rows there are, nor on their order."""
-    return f"of texts, codes in an order that you fix, `pandas.Categorical({name}, ['no', 'yes']).codes`"
+    return (
+        f"of texts, codes in an order that you fix, `pandas.Categorical({name}, ['no', 'yes']).codes`; of ids, for "
+        f"`unit=`, `pandas.factorize({name})[0]`"
+    )
 
 
 def _attributes(leaf: Any) -> Iterable[Any]:

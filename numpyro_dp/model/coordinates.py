@@ -491,13 +491,14 @@ def _known(graph: Graph, phi: _Phi, public: Sequence, at: jax.Array, row: tuple)
     return known
 
 
-def _entry_names(separated: SeparableModel) -> list[str]:
+def entry_names(separated: SeparableModel) -> list[str]:
+    """What each of the flat unconstrained parameters is called, as in `b[2]`."""
     shapes: dict[str, Shape] = {name: np.shape(x) for name, x in sorted(separated.prototype.items())}
     return [name for site, shape in shapes.items() for name in _indexed(site, shape)]
 
 
 def _names(graph: Graph, phi: _Phi, separated: SeparableModel) -> tuple[str, ...]:
-    of_z = _entry_names(separated)
+    of_z = entry_names(separated)
     names = [of_z[k] for k in phi.entries]
     for v in phi.values:
         entries = _entries_behind(graph, v)

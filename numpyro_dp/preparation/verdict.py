@@ -379,6 +379,30 @@ def uninformed(draws: Mapping[str, Any], prior: Mapping[str, float]) -> list[str
     return [name for name, width in widths(draws).items() if width > HARDLY_NARROWER * prior.get(name, 0.0) > 0]
 
 
+_TOLD, _WELL_TOLD = 3.0, 10.0
+"""What a release tells of a coordinate, over the standard deviation of the noise in that: no more of those of which
+nothing is told; and of the median one at least, or all of them are noisy."""
+
+
+def untold(surrogate: Surrogate, cut: Cut, start: np.ndarray, names: Sequence[str]) -> list[str]:
+    """Entries of parameters of which rows tell nothing that noise does not hide, while they tell of others: the effect
+    of a group whose code no row has. Their draws may be far narrower than the prior, by what the other groups say.
+
+    :param start: flat unconstrained parameters near the posterior.
+    :param names: of these.
+    """
+    inverse = np.linalg.inv(np.asarray(surrogate.frame.whitening))
+    told = np.einsum("ij,ik,kj->j", inverse, surrogate.curvature, inverse)
+    noise = math.sqrt(2) * surrogate.curvature_scale * np.sum(inverse**2, 0)
+    clear = told / np.maximum(noise, np.finfo(float).tiny)
+    hidden = clear < _TOLD
+    if not hidden.any() or np.median(clear) < _WELL_TOLD:
+        return []
+    slopes = np.asarray(jax.jacfwd(cut.coordinates)(jnp.asarray(start, jnp.result_type(float))))
+    counts = slopes[hidden].any(0) & ~slopes[~hidden].any(0)
+    return [name for name, count in zip(names, counts, strict=True) if count]
+
+
 def standing(draws: Mapping[str, Any]) -> list[str]:
     """The sites of which all draws of a chain are one point.
 
@@ -445,7 +469,8 @@ def unmixed(draws: Mapping[str, Any]) -> list[str]:
     if still := standing(draws):
         return [
             f"a chain stood still: all of its draws of {some_of(still)} are one point, so R-hat and effective sizes "
-            "mean nothing. Shorter steps or a larger eps would let it move; `DPHMC`'s default has no such chain"
+            "mean nothing. Shorter steps or a larger eps let a walk move; where draws are free (`DPHMC`'s default), "
+            "such a parameter lies at the border of what its law allows (a scale at 0)"
         ]
     mixing = _mixing(draws)
     if mixing.has_converged and mixing.has_effective(0.2):

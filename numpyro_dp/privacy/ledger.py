@@ -491,8 +491,8 @@ class Ledger:
         planned = self._known_plan.num_rows
         if planned is not None and num_rows != planned:
             raise PrivacyBudgetError(
-                f"the privacy budget of this kernel is for a table of {planned} rows, and this one has {num_rows}: on "
-                "another table a batch is another share of the rows. Make a new kernel for other data"
+                f"the privacy budget of this kernel is for a table of {planned} rows, and this one has {num_rows}. "
+                "Make a new kernel for other data"
             )
 
     def spent(self) -> dict[str, tuple[int, ...]]:

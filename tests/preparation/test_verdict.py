@@ -1,6 +1,7 @@
 """Reasons to doubt a posterior: each is given where it should be, with its number and a way out, and nowhere else."""
 
 import math
+import types
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,7 @@ from numpyro_dp.preparation.verdict import (
     standing,
     uninformed,
     unmixed,
+    untold,
     widths,
 )
 from tests.helpers.surveys import Parabola, fund_of, positive, spent_by
@@ -391,6 +393,26 @@ def test_chains_that_have_not_converged_are_named_with_what_would_help(draws):
     (found,) = unmixed(draws)
     for part in ("have not converged: R-hat", "effective size", "draws. A longer warmup and more draws"):
         assert part in found
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ([0.0, 50.0, 50.0], ["u[0]"]),
+        ([50.0, 4.0, 50.0], ["u[1]"]),
+        ([50.0, 4.3, 50.0], []),
+        ([0.0, 0.0, 50.0], []),  # most are noisy
+        ([0.0, 0.0, 0.0], []),
+    ],
+)
+def test_a_group_of_which_no_row_tells_is_named(told, expected):
+    """Codes from 1, say: effects are mu + tau u, and the first one has no rows. In large units, too."""
+    names = ["mu", "tau", "u[0]", "u[1]", "u[2]"]
+    cut = types.SimpleNamespace(coordinates=lambda z: z[0] + z[1] * z[2:])
+    for unit in (1.0, 1e-3):
+        frame = Frame(np.zeros(M), unit * np.eye(M))
+        surrogate = Surrogate(frame, np.zeros(M), np.eye(M), np.diag(told), 1.0)
+        assert untold(surrogate, cut, np.array([0.3, 1.0, 0.2, 0.5, -0.5]), names) == expected
 
 
 @pytest.mark.parametrize(
