@@ -332,12 +332,14 @@ class DPKernel(MCMCKernel, Algorithm):
         """Whether compiled programs should be given the table rather than hold it as a constant.
 
         On several devices each would hold all of it; and while JAX compiles a constant it copies it up to four times.
+        Where the number of rows is private, how large the table is must not decide by which program rows are computed.
         """
         if self._reads_rows_once:
             return self._layout is not None
         rows = _private_leaves(self.separate(model_args, model_kwargs), model_args, model_kwargs)
         size = sum(getattr(row, "nbytes", 0) for row in rows)
-        return self._layout is not None or (size > _LARGE_TABLE and self._settings.unit is None)
+        is_large = size > _LARGE_TABLE or not self._settings.size_is_public
+        return self._layout is not None or (is_large and self._settings.unit is None)
 
     def _require_same_table(self, separated: SeparableModel) -> None:
         """Refuse a table of which the budget says, without looking at the rows, that it is another one."""

@@ -278,6 +278,15 @@ def test_a_large_table_is_no_constant_of_the_programs(make, monkeypatch):
     assert seen[-2:] == [True, False]
 
 
+def test_where_n_is_private_the_tables_size_does_not_decide_on_the_program(monkeypatch):
+    public, private = penalty(eps=1.0), penalty(eps=1.0, delta=1e-6, neighboring_relation="add_or_remove_one")
+    found = []
+    for large in (X.nbytes - 1, 10 * X.nbytes):
+        monkeypatch.setattr(numpyro_dp.kernels.base, "_LARGE_TABLE", large)
+        found.append([kernel.wants_table_as_argument((X,), {"y": Y}) for kernel in (public, private)])
+    assert found == [[True, True], [False, True]]
+
+
 @few_or_prepared
 def test_a_single_chain_is_the_first_of_many(make):
     keys = jax.random.split(jax.random.key(0), 2)
