@@ -412,8 +412,8 @@ def require_correct_sums() -> None:
         )
     if not _known_sums_are_right(jax.default_backend(), jax.config.jax_enable_x64):
         raise BrokenCompilerError(
-            f"jaxlib {version} fails a known-answer test of summation on {jax.default_backend()}: leave out what compilers "
-            "are told otherwise (`XLA_FLAGS`), or install another version"
+            f"jaxlib {version} fails a known-answer test of summation on {jax.default_backend()}: leave out what "
+            "compilers are told otherwise (`XLA_FLAGS`), or install another version"
         )
 
 
