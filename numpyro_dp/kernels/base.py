@@ -337,6 +337,8 @@ class DPKernel(MCMCKernel, Algorithm):
         if self._reads_rows_once:
             return self._layout is not None
         rows = _private_leaves(self.separate(model_args, model_kwargs), model_args, model_kwargs)
+        if any(map(is_streamed, rows)):  # no compiled program holds a table that is read in pieces
+            return False
         size = sum(getattr(row, "nbytes", 0) for row in rows)
         is_large = size > _LARGE_TABLE or not self._settings.size_is_public
         return self._layout is not None or (is_large and self._settings.unit is None)

@@ -215,6 +215,7 @@ METHODS = {
         "settle": "returns nothing",
         "uninformed": "what it returns is in the report",
         "judge": "of draws, which are compared; what it warns of and keeps is compared, too",
+        "thin_more": "of draws, which are compared; whether chains run again, which asks no row",
         "wants_table_as_argument": "of its arguments' sizes; kept nowhere",
         "separate": "reads shapes; a model, which holds no rows",
         "target": "of its arguments; what it hands out is asked for by a draw (test_vault.py)",
