@@ -1226,7 +1226,6 @@ bad(
     [{"sex": "f", "age": 30.5}] * N,
     y,
     says=("list",),
-    marks=finding("admitted, since some of a record is text and some a number"),
 )(average)
 bad(
     "a table within an object",
