@@ -30,6 +30,7 @@ from numpyro_dp.model.arguments import (
     Argument,
     UnsupportedModelError,
     abstract,
+    canonical,
     describe_place,
     is_array,
     quote,
@@ -89,11 +90,12 @@ def explained_errors(arguments: Sequence[Argument], lists: Sequence[str]) -> Ite
             raise UnsupportedModelError([branches_on_values(error)]) from None
         if lists:
             raise UnsupportedModelError(lists) from None
-        shapes = ", ".join(f"'{a.name}' {a.shape}" for a in arguments if a.shape is not None)
+        shapes = ", ".join(f"'{a.name}' {a.shape} {canonical(a.dtype)}" for a in arguments if a.shape is not None)
         lengths = {a.length for a in arguments if a.shape}
         odd = ". Their lengths differ: does one of them lack rows?" if len(lengths - {1}) > 1 else ""
+        whole = ". What picks a group or a category must be whole numbers: `.astype(int)`" * ("integer" in str(error))
         error.add_note(
-            f"numpyro_dp was tracing the model{describe_place(error)}; its array arguments are {shapes}{odd}"
+            f"numpyro_dp was tracing the model{describe_place(error)}; its array arguments are {shapes}{odd}{whole}"
         )
         raise
 

@@ -1200,7 +1200,7 @@ bad(
     "more outcomes than rows",
     X[:-1],
     y,
-    says=(r"incompatible shapes.*its array arguments are 'X' \(10, 3\), 'y' \(11,\)\. Their lengths differ",),
+    says=(r"incompatible shapes.*arguments are 'X' \(10, 3\) float32, 'y' \(11,\) float32\. Their lengths differ",),
     error=(TypeError, ValueError),  # NumPyro's or JAX's own, with a note
 )(linear)
 bad(

@@ -899,6 +899,20 @@ def test_a_list_on_which_the_model_fails_is_named():
     _assert_refused(model, "argument 'y' is a list of 7 numbers", "jnp.array(y)", args=(X, y))
 
 
+def test_codes_that_are_no_whole_numbers_say_what_to_do():
+    def model(h, y):
+        with numpyro.plate("h", 4):
+            u = numpyro.sample("u", dist.Normal(0, 1))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(u[h], 1), obs=y)
+
+    with pytest.raises(TypeError, match="integer") as error:
+        separate(model, (g.astype(np.float32), y))
+    note = error.value.__notes__[-1]
+    assert "'h' (7,) float32" in note
+    assert "must be whole numbers: `.astype(int)`" in note
+
+
 def test_short_lists_are_options():
     def model(y, sizes):
         mu = numpyro.sample("mu", dist.Normal(0, sizes[0]).expand(sizes))
