@@ -249,19 +249,25 @@ def list_problems(model: Callable, args: tuple, kwargs: dict, size: int | None, 
         if not isinstance(value, (*_CONTAINERS, *_BYTES)):
             continue
         parts: list[tuple[Any, Any]] = [*(value.items() if isinstance(value, Mapping) else enumerate(value))]
-        plain = [item for _, item in parts if not any(map(is_array, jax.tree.leaves(item)))]
-        is_plain = len(plain) == len(parts)
-        if is_plain and size is None:
+        plain = [item for _, item in parts if not _holds_columns(item, size)]
+        single = [item for item in plain if not _holds_columns(item, None)]
+        if size is None and len(plain) == len(parts):
             yield (
                 f"argument '{name}' is {kind} that may hold rows, and that the model would see as public constants: "
                 f"pass an array, `jnp.array({name})`, of codes if it holds texts "
                 "(`np.unique(..., return_inverse=True)[1]`); if it holds no rows, say which arguments do with "
                 "`private_args=`"
             )
-        elif size is not None and len(plain) > 1 and size in (len(plain), len(parts)) and 2 * len(plain) > len(parts):
+        elif len(plain) > 1 and size in (len(single), len(plain), len(parts)) and 2 * len(plain) > len(parts):
             yield _as_many(name, value, plain, size, members)
         elif not isinstance(value, _BYTES):
             queue.extend((f"{name}[{key!r}]", item) for key, item in parts)
+
+
+def _holds_columns(item: Any, size: int | None) -> bool:
+    """Whether there are arrays in it, which are looked at as arguments of their own. One that is not as long as there
+    are rows may be a row itself."""
+    return any(is_array(leaf) and size in (None, *shape_of(leaf)[:1]) for leaf in jax.tree.leaves(item))
 
 
 def _kind(value: Any) -> str:
@@ -271,7 +277,7 @@ def _kind(value: Any) -> str:
 
 def _as_many(name: str, value: Any, plain: list, size: int, members: str) -> str:
     kind, leaves = _kind(value), jax.tree.leaves(plain)
-    if not any(map(_is_number, leaves)):
+    if not any(_is_number(leaf) or is_array(leaf) for leaf in leaves):
         return (
             f"argument '{name}' is {kind} as long as there are {members}, which the model would see as public "
             "constants: pass an array of codes, `np.unique(..., return_inverse=True)[1]`"

@@ -398,7 +398,7 @@ def untold(surrogate: Surrogate, cut: Cut, start: np.ndarray, names: Sequence[st
     hidden = clear < _TOLD
     if not hidden.any() or np.median(clear) < _WELL_TOLD:
         return []
-    slopes = np.asarray(jax.jacfwd(cut.coordinates)(jnp.asarray(start, jnp.result_type(float))))
+    slopes = np.asarray(jax.jacobian(cut.coordinates)(jnp.asarray(start, jnp.result_type(float))))
     counts = slopes[hidden].any(0) & ~slopes[~hidden].any(0)
     return [name for name, count in zip(names, counts, strict=True) if count]
 

@@ -116,7 +116,7 @@ class DaskPartition(Rows):
             table = table_of_pandas(self.part[names], schema)
         except Exception as error:
             raise TableChangedError(
-                f"a partition has other values in the columns {', '.join(names)} than the first one "
+                f"a partition has other columns than {', '.join(names)}, or of other types than the frame says "
                 f"({type(error).__name__})"
             ) from None
         yield from table.to_batches(max_chunksize=_READ_ROWS)

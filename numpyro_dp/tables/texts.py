@@ -6,6 +6,7 @@ are texts, and whether one is a number or a date is decided for each alone. One 
 """
 
 import datetime
+import decimal
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -69,13 +70,17 @@ def _time(text: str | None) -> datetime.datetime | None:
 
 
 def _written(value: Any) -> str | None:
-    if isinstance(value, str):
-        return _decoded(value.encode(errors="surrogatepass"))
-    if isinstance(value, float | np.floating):
-        return repr(float(value)) if math.isfinite(value) else None
-    if isinstance(value, bool | int | np.integer | np.bool_):
-        return str(value)
-    if isinstance(value, datetime.datetime):
-        value = value.astimezone(datetime.UTC).replace(tzinfo=None) if value.tzinfo else value
-        return value.isoformat(" ")
-    return value.isoformat() if isinstance(value, datetime.date) else None
+    """Whatever the object does or says: an error would tell of it."""
+    try:
+        if isinstance(value, str):
+            return _decoded(value.encode(errors="surrogatepass"))
+        if isinstance(value, float | np.floating):
+            return repr(float(value)) if math.isfinite(value) else None
+        if isinstance(value, bool | int | np.integer | np.bool_ | decimal.Decimal):
+            return str(value)
+        if isinstance(value, datetime.datetime):
+            value = value.astimezone(datetime.UTC).replace(tzinfo=None) if value.tzinfo else value
+            return value.isoformat(" ") if value == value else None  # pandas' missing time is not
+        return value.isoformat() if isinstance(value, datetime.date) else None
+    except Exception:
+        return None

@@ -861,8 +861,10 @@ def test_lists_of_numbers():
         ({"a": {"b": dict.fromkeys(range(N), 1.0)}}, r"'extra\['a'\]\['b'\]' is a dict"),
         ([*range(N - 1), "NA"], f"'extra' is a list of {N} values"),
         ([*range(N - 1), None], f"'extra' is a list of {N} numbers"),
-        ([np.ones(2), *range(N - 1)], f"'extra' is a list of {N} numbers"),
-        ({"known": np.ones(2)} | {f"k{k}": 1.0 for k in range(N)}, f"'extra' is a dict of {N} numbers"),
+        ([np.ones(2), *range(N - 1)], f"'extra' is a list of {N} values"),
+        ({"known": np.ones(2)} | {f"k{k}": 1.0 for k in range(N)}, f"'extra' is a dict of {N} values"),
+        ([np.ones(2)] * N, f"'extra' is a list of {N} values"),
+        ({f"person {k}": np.ones(2) for k in range(N)}, f"'extra' is a dict of {N} values"),
         (collections.deque(range(N)), f"'extra' is a deque of {N} numbers"),
         (bytes(N), f"'extra' is a bytes of {N} numbers"),
         (bytearray(N), f"'extra' is a bytearray of {N} numbers"),
@@ -885,7 +887,8 @@ def test_options_in_containers_are_public():
     def with_options(X, y, options):
         linear(X, y)
 
-    for options in ({"scale": 2.0, "df": 4}, {"knots": np.arange(3.0), "degree": 3}, bytes(3), [np.ones(2)] * N, {}):
+    some = [{"scale": 2.0, "df": 4}, {"knots": np.arange(3.0), "degree": 3}, bytes(3), [np.ones(2)] * 3, {}]
+    for options in (*some, {"X": X, "y": y}):
         assert separate(with_options, (X, y, options)).num_rows == N
 
 

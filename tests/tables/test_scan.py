@@ -1,6 +1,7 @@
 """`scan`: files, frames, columns and units; what they are read as, what is refused, and the same numbers for all."""
 
 import datetime
+import decimal
 import pickle
 
 import jax
@@ -277,6 +278,16 @@ def test_no_cell_decides_how_others_are_read(opened, tmp_path):
         values, counts = rows_of(table_of(cell)["v"])
         assert counts[0] == (value is not None), cell
         assert value is None or values[0] == value, cell
+
+
+def test_no_object_of_a_column_is_an_error():
+    far = datetime.datetime(1, 1, 1, tzinfo=datetime.timezone(datetime.timedelta(hours=5)))
+    objects = [decimal.Decimal("1.5"), 10**5000, far, pd.NaT, pd.NA, b"x", object(), "7", np.float32(2.5)]
+    table = scan(pd.DataFrame({"v": pd.Series(objects, dtype=object)}))
+    values, counts = rows_of(table["v"])
+    assert counts.tolist() == [True, *[False] * 6, True, True]
+    assert values[counts].tolist() == [1.5, 7.0, 2.5]
+    assert rows_of(table["v"].is_missing())[0].tolist() == [False, *[True] * 6, False, False]
 
 
 def test_ids_in_a_csv_file_are_in_the_order_of_texts_or_of_numbers(tmp_path):
