@@ -8,6 +8,7 @@ import numpy as np
 from numpyro_dp.preparation.frames import Frame
 from numpyro_dp.preparation.rates import rates_of, stretch
 from numpyro_dp.preparation.search import noise_edge
+from numpyro_dp.preparation.shrinkage import without_noise
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.survey import Bounds, Derivatives
 
@@ -73,7 +74,7 @@ def combine(here: LastRelease, earlier: list[LastRelease]) -> Surrogate:
         there_scale = other.found.information_scale * max(float(np.linalg.norm(change, 2)) ** 2, 1) / left
         moved.append((other, change / left, shift, there / left, there_scale))
     scale = weight**-0.5
-    values, vectors = np.linalg.eigh(total / weight)
+    values, vectors = np.linalg.eigh(without_noise(total / weight, scale))
     information = (vectors * np.maximum(values, 0)) @ vectors.T
     scores, noises, pulls = [found.score], [here.noise], [np.broadcast_to(here.pull, m)]
     for other, change, shift, there, there_scale in moved:

@@ -14,6 +14,7 @@ import numpy as np
 
 from numpyro_dp.preparation.frames import SCORE_ROOM, Frame, NormalPrior
 from numpyro_dp.preparation.fund import Fund, Wish
+from numpyro_dp.preparation.shrinkage import noise_left
 from numpyro_dp.preparation.survey import LAST_BOUND_GRID, Bounds, Survey
 
 _SPREAD, _WIDEST_SPREAD = 0.4, 1.2
@@ -132,7 +133,7 @@ def reference(
 
 def _information_noise(multiples: Any, size: int, num_rows: float, rho: float) -> Any:
     """Mean square, in each coordinate, of what the information's noise does to a step of length 1 in each."""
-    return (multiples * size / num_rows) ** 2 * (size + 1) / rho
+    return (noise_left(size) * multiples * size / num_rows) ** 2 * (size + 1) / rho
 
 
 def last_bounds(
@@ -212,11 +213,11 @@ def information_share(bounds: Bounds, size: int, num_rows: float, rho: float) ->
     """Of the price of a stage, so much for the information.
 
     The error of the posterior's place has a part from the score's noise, of variance ``a / (1 - h)`` if the information
-    gets the share h, and one from the information's noise, ``b / h``, which grows with the distance that is left to go:
-    the best h is ``r / (1 + r)`` with ``r**2 = b / a``. Noise is in proportion to the bounds.
+    gets the share h, and one from the noise left in the information, ``b / h``, which grows with the distance that is
+    left to go: the best h is ``r / (1 + r)`` with ``r**2 = b / a``. Noise is in proportion to the bounds.
 
     :param num_rows: over the power of the likelihood.
     """
     distance = 8 * math.sqrt(size / (num_rows * rho))
-    r = float(bounds.information / bounds.score) * distance * math.sqrt((size + 1) / 2)
+    r = noise_left(size) * float(bounds.information / bounds.score) * distance * math.sqrt((size + 1) / 2)
     return min(max(r / (1 + r), 0.04), _LARGEST_SHARE)

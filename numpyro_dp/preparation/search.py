@@ -27,6 +27,7 @@ from numpyro_dp.preparation.first_frame import SPARSE_PRICE, SPARSE_SHARE, first
 from numpyro_dp.preparation.frames import SCORE_ROOM, Frame, NormalPrior, typical_norm, within_reason
 from numpyro_dp.preparation.fund import Fund, Wish
 from numpyro_dp.preparation.long_rows import EDGES, LONG_ROWS_SHARE, LongRows, count_long_rows
+from numpyro_dp.preparation.shrinkage import noise_left, without_noise
 from numpyro_dp.preparation.survey import BOUND_GRID, Bounds, Derivatives, Survey
 from numpyro_dp.privacy.draws import Draw
 
@@ -100,7 +101,7 @@ class Round(NamedTuple):
     :ivar length: multiple of it that was gone.
     :ivar distance: square of the step's length in posterior standard deviations.
     :ivar noise: what the noise adds to that on average.
-    :ivar edge: about the largest eigenvalue of the noise in the information (Wigner's semicircle).
+    :ivar edge: about the largest eigenvalue of the noise in the information, as released (Wigner's semicircle).
     :ivar least, most: smallest and largest eigenvalue of the posterior's precision, as released.
     :ivar usual: a norm that many rows' gradients exceed, over that of a row in a frame that is right; 1 where nobody
         asked, and where it is less.
@@ -117,6 +118,11 @@ class Round(NamedTuple):
     least: float
     most: float
     usual: float = 1.0
+
+    @property
+    def edge_left(self) -> float:
+        """The same of the noise that `without_noise` leaves in it."""
+        return noise_left(len(self.step)) * self.edge
 
     @property
     def is_near(self) -> bool:
@@ -137,7 +143,7 @@ class Round(NamedTuple):
     @property
     def is_usable(self) -> bool:
         """Whether the frame that follows may be used, should nothing better follow."""
-        is_clear = self.noise < _LOUD * len(self.step) and self.edge < 2 * FINE_EDGE
+        is_clear = self.noise < _LOUD * len(self.step) and self.edge_left < 2 * FINE_EDGE
         return self.is_near and is_clear and self.most < 2 * _MOST
 
     @property
@@ -146,7 +152,7 @@ class Round(NamedTuple):
         m = len(self.step)
         is_there = self.distance < 2 * m + self.noise * (1 + 3 * math.sqrt(2 / m))
         settled = is_there and self.length == 1 and self.noise < FINE_NOISE * m
-        resolved = self.edge < FINE_EDGE and self.least > min(_LEAST, 1 - 1.3 * self.edge)
+        resolved = self.edge_left < FINE_EDGE and self.least > min(_LEAST, 1 - 1.3 * self.edge)
         return settled and resolved and self.most < _MOST
 
 
@@ -181,7 +187,7 @@ class Found(NamedTuple):
         if self.long_rows.bound:  # the clip took from them what the last releases leave
             return near
         for here in reversed(self.rounds):
-            if not (here.is_near and here.noise < _TOLD_NOISE * len(here.step) and here.edge < _TOLD_EDGE):
+            if not (here.is_near and here.noise < _TOLD_NOISE * len(here.step) and here.edge_left < _TOLD_EDGE):
                 break
             near.append(here)
         return near
@@ -303,8 +309,9 @@ def _round(
 ) -> Round:
     m = survey.size
     frame, bounds, found, usual = _release(survey, fund, frame, prices, n, not rounds or rounds[-1].is_near, room)
+    told = without_noise(found.information, found.information_scale)
     edge = noise_edge(found.information_scale, m)
-    step, distance, noise = _step(found, edge, prior, frame)
+    step, distance, noise = _step(found._replace(information=told), edge, prior, frame)
     length = 1.0
     # Of the rise along the whole step, under replace-one.
     blur = survey.power * float(bounds.score) * np.linalg.norm(step) * math.sqrt(2 * len(LINE) / prices.line)
@@ -391,7 +398,7 @@ def _known(found: Derivatives, edge: float) -> np.ndarray:
 
     What noise may have made narrows no frame.
     """
-    values, vectors = np.linalg.eigh(found.information)
+    values, vectors = np.linalg.eigh(without_noise(found.information, found.information_scale))
     clear = np.sqrt(np.maximum(values**2 - edge**2, 1))
     values = np.minimum(values, clear)
     return (vectors * np.maximum(values, min(1.0, max(edge / 4, _WIDENS)))) @ vectors.T

@@ -200,8 +200,9 @@ def _moved(here: LastRelease, guide: Surrogate, prior: NormalPrior) -> tuple[flo
 LEAST_CHANCE, UNSURE_CHANCE = 1e-3, 1e-2
 """Of a move by noise; the second where the search has not ended by itself."""
 MOST_REACH = 1.2
-MOST_UNRESOLVED = 1.0
-"""Up to that, noise-aware intervals cover: see `numpyro_dp.preparation.surrogate`."""
+MOST_UNRESOLVED = 0.85
+"""Up to that, noise-aware intervals cover: see `numpyro_dp.preparation.surrogate`. It is of an information without much
+of its noise, whose smallest eigenvalue is by about so much larger than the released one where that is 1."""
 CLEAR = 4.0
 """Standard deviations of the noise that a number must be away from where it should be."""
 CLEAR_OUTLYING = 2.8
