@@ -150,7 +150,7 @@ def test_an_information_is_carried_as_it_falls_on_the_way():
 def test_a_release_elsewhere_counts_as_if_it_had_been_made_here():
     rates = np.array([1.0, 0.0, -60.0])
     here, there = (
-        LastRelease(frame, Bounds(1.0, 1.0), found._replace(information_scale=1e-3))
+        LastRelease(frame, Bounds(1.0, 1.0), found._replace(information_scale=1e-6))
         for frame, found in (released(rates, c, steepest=0.1) for c in (PLACE, PLACE + [0.4, 0.1, 0.01]))
     )
     found = combine(here, [there])

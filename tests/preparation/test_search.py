@@ -127,7 +127,7 @@ def test_the_edge_is_where_the_noises_largest_eigenvalue_is(m):
 )
 def test_what_noise_hides_is_known_by_the_frame_only(values, edge, expected):
     turn = np.linalg.qr(np.random.default_rng(3).normal(size=(M, M)))[0]
-    found = Derivatives(np.zeros(M), 1.0, turn * np.array(values) @ turn.T, 1.0)
+    found = Derivatives(np.zeros(M), 1.0, turn * np.array(values) @ turn.T, 0.0)
     np.testing.assert_allclose(_known(found, edge), turn * np.array(expected) @ turn.T, atol=1e-12)
 
 

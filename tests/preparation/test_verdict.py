@@ -24,6 +24,7 @@ from numpyro_dp.preparation.verdict import (
     MOST_CLIPPED,
     MOST_SHORTENED,
     MOST_UNEXPECTED,
+    MOST_UNRESOLVED,
     Check,
     _moved,
     _variance,
@@ -143,7 +144,7 @@ def test_where_most_rows_say_nothing_their_coding_is_looked_at_first(share, most
         {"chance": 1.1e-3, "reach": 30.0},  # far, but so is the noise
         {"has_arrived": False, "chance": 1.1e-2, "reach": 30.0},
         {"has_arrived": False, "chance": 1e-9, "reach": 1.1},
-        {"unresolved": 0.99},
+        {"unresolved": MOST_UNRESOLVED - 0.01},
         {"clipped": 0.99 * MOST_UNEXPECTED, "clipped_noise": 1e-6},  # few
         {"outlying": -0.99 * MOST_UNEXPECTED, "outlying_noise": 1e-6},
         {"clipped": 0.05, "clipped_noise": 0.013},  # within the noise
