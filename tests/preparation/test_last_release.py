@@ -557,7 +557,7 @@ def test_the_information_gets_a_larger_share_where_it_is_worse_known():
     assert shares[0] == 0.3
     assert shares[-1] == 0.04
     assert shares == sorted(shares, reverse=True)
-    assert share(5, 1e4) < share(8, 1e4)
+    assert share(5, 1e3) < share(8, 1e3)
     # r / (1 + r), with r the root of the ratio of the two errors at an equal price: noise of the score's 2 C^2 / rho in
     # each coordinate, of the information's C_h^2 (m + 1) d^2 / rho, at a distance d.
     distance = 8 * math.sqrt(5 / (3e3 * 0.1))
