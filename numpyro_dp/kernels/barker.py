@@ -20,7 +20,8 @@ default            ``lambda + V > 0``                    ``rho = B^2 / 2``      
 ``V_C`` is what is left to draw. With ``correction="exponential"`` it is ``Exp(1) - C / 2``, which makes the test the
 penalty test, exact for every C. With ``correction="logistic"`` it is the paper's: a law for which ``N(0, C) + V_C`` is
 close to logistic (none is exactly; see `numpyro_dp.kernels.barker_correction` for the errors). The default test needs
-neither, and at equal privacy it can afford rows twice as large as the paper's with C = 2.
+neither, and at equal privacy it can afford rows twice as large as the paper's with C = 2. k data owners add noise of
+variance ``C / k`` each, so that its sum is what the test needs.
 
 On a batch the estimate ``lambda_b = (omega n / b) sum r_i`` has a variance ``v_b`` of its own, which is brought to C in
 total. Rows are clipped to ``c = kappa sqrt(b) / (omega n)``, where kappa follows from the budget (but is at most
@@ -47,11 +48,12 @@ from numpyro_dp.kernels.barker_correction import (
 )
 from numpyro_dp.kernels.options import MetropolisOptions, only
 from numpyro_dp.kernels.prepared import PreparedKernel, prepare_own_chain, without_preparation
+from numpyro_dp.kernels.state import DPState
 from numpyro_dp.preparation import Preparation
 from numpyro_dp.privacy.batches import AllRows, Batches, FixedBatches
 from numpyro_dp.privacy.draws import Draw
 from numpyro_dp.privacy.mechanisms import BarkerBatch, LogisticBit, Mechanism, bounds_per_row
-from numpyro_dp.privacy.release import batch_bit_bound
+from numpyro_dp.privacy.release import Exchange, batch_bit_bound
 
 CORRECTIONS: dict[str, Callable[[float], Correction | ExponentialCorrection]] = {
     "exponential": exponential_correction,
@@ -78,7 +80,8 @@ class DPBarker(RandomWalk, PreparedKernel):
         shortened to the largest distance at which rows of slope `clip_ratio` are not clipped.
     :param clip_ratio: largest change of one row's log density per unit of distance in unconstrained space that is
         counted in full; it decides how far proposals go. Default 1, and the report says so.
-    :param variance: of the Gaussian noise, public. Default: none, the exact logistic test; with `batch_size`, 2.
+    :param variance: of the Gaussian noise of all owners together, public. Default: none, the exact logistic test; with
+        `batch_size` or `owners`, 2.
     :param correction: what completes Gaussian noise to a test, ``"exponential"`` (default) or ``"logistic"``. With
         ``eps=inf`` the test is always Barker's, on all rows.
     :param batch_size: how many rows to draw in each iteration, without replacement. ``"replace_one"`` only.
@@ -134,12 +137,9 @@ class DPBarker(RandomWalk, PreparedKernel):
         if variance is not None and not 0 < variance < math.inf:
             raise ValueError(f"variance must be positive, got {variance}")
         self._set_walk(one_component, guided, self.settings.dense_mass)
-        self._variance = 2.0 if self._batched and variance is None else variance
-        if self.settings.owners is not None:
-            raise ValueError(
-                "the noise of this test has a fixed size, and that of several data owners adds up to more: use "
-                "DPPenalty, which corrects for all of it"
-            )
+        # One bit cannot be made of several owners' noise.
+        is_gaussian = self._batched or self.settings.owners is not None
+        self._variance = 2.0 if is_gaussian and variance is None else variance
         if self._variance is None and correction != "exponential":
             raise ValueError(
                 f"correction={correction!r} completes Gaussian noise, and there is none: give variance or batch_size"
@@ -173,7 +173,8 @@ class DPBarker(RandomWalk, PreparedKernel):
             mechanism = BarkerBatch(1.0, self.settings.batches.batch_size, num_rows, self._variance or 0.0)
             return batch_bit_bound(mechanism, noise_multiplier, power * self.settings.batches.weight(num_rows))
         per_row = bounds_per_row(self.settings.neighboring_relation)
-        scale = 1.0 if self._variance is None else math.sqrt(self._variance)
+        num_owners = 1 if self.settings.owners is None else self.settings.owners.num_owners
+        scale = 1.0 if self._variance is None else math.sqrt(self._variance / num_owners)  # of each owner's noise
         return scale / (per_row * noise_multiplier * power)
 
     def _worth(self, slope: float, size: int, num_rows: int) -> float:
@@ -202,6 +203,12 @@ class DPBarker(RandomWalk, PreparedKernel):
         if self._batched:
             approximations.append("estimates from batches are taken to be normal")
         return "; ".join([super().describe_exactness().split(";")[0], *approximations])
+
+    def _agree_with_other_owners(self, owners: Exchange, state: DPState) -> None:
+        super()._agree_with_other_owners(owners, state)
+        # Of it follow the clip bound and how long jumps are.
+        multiplier = self.ledger.plan.kinds["ratio"].mechanisms[0].noise_multiplier
+        owners.check(b"noise multiplier, by eps and delta", repr(multiplier).encode())
 
     # -- The algorithm -----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpyro.infer.initialization import init_to_median
 
 from numpyro_dp.model.units import without_names
-from numpyro_dp.privacy.batches import AllRows, Batches, FixedBatches, as_batches
+from numpyro_dp.privacy.batches import Batches, FixedBatches, as_batches, shareable
 from numpyro_dp.privacy.clipping import OwnerIndex
 from numpyro_dp.privacy.mechanisms import check_relation, size_is_public
 from numpyro_dp.privacy.release import Exchange
@@ -180,8 +180,11 @@ class Settings:
         if hasattr(owners, "exchange"):
             if self.eps == math.inf:
                 raise ValueError("eps=inf would send exact sums of rows to the other owners: give a finite eps")
-            if not isinstance(self.batches, AllRows):
-                raise ValueError("data owners in separate processes use all of their rows: leave batch_size out")
+            if not shareable(self.batches) or getattr(self.batches, "batch_size", None) is not None:
+                raise ValueError(
+                    "data owners in separate processes draw batches of their own rows, at a rate that all know: "
+                    f"give batch_size=PoissonBatches(rate=...), got {self.batches}"
+                )
             if self.n0 is not None:
                 raise ValueError("n0 needs the number of rows of all owners, which is not known here: give power")
             if callable(self.clips.get("ratio")):
@@ -195,8 +198,11 @@ class Settings:
                 "owners must be each row's owner as integers from 0, shape (n,), or an exchange such as "
                 f"numpyro_dp.owners.JaxOwners(); got {type(owners).__name__} of shape {index.shape}, {index.dtype}"
             )
-        if not isinstance(self.batches, AllRows):
-            raise ValueError("each owner uses all of its rows: leave batch_size out")
+        if not shareable(self.batches):
+            raise ValueError(
+                "each data owner draws from its own rows, whatever the others draw: give a number as batch_size "
+                f"(Poisson batches) or PoissonBatches without max_batch_size, got {self.batches}"
+            )
         return OwnerIndex(index.astype(np.int32), int(index.max()) + 1)
 
     # -- What follows from them --------------------------------------------------------------------------------------

@@ -224,6 +224,11 @@ def require_batches(batches: Batches) -> Batches:
     return batches
 
 
+def shareable(batches: Batches) -> bool:
+    """Whether several data owners can draw them, each from its own rows, with no say in what the others draw."""
+    return not isinstance(batches, FixedBatches) and getattr(batches, "max_batch_size", None) is None
+
+
 def as_batches(batch_size: "int | float | Batches | None") -> Batches:
     """What the argument `batch_size` of a kernel means: a number stands for Poisson batches."""
     if batch_size is None:

@@ -28,7 +28,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import io_callback
 
-from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batch, Batches, FixedBatches, require_batches
+from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batch, Batches, FixedBatches, require_batches, shareable
 from numpyro_dp.privacy.clipping import (
     GRID,
     LIMB,
@@ -202,6 +202,8 @@ class Vault:
             raise TypeError("of a table that is read in pieces, only private sums over all rows can be asked")
         if self._table is not None and isinstance(owners, OwnerIndex):
             raise TypeError("the rows of a table that is read in pieces have one owner")
+        if owners is not None and not shareable(batches):
+            raise TypeError(f"data owners cannot share {batches}: whose rows are drawn would follow from the others'")
 
     # -- What is public about the rows -------------------------------------------------------------------------------
 
@@ -571,6 +573,8 @@ class Vault:
             return self._sum_rows(self._rows, query, fixed_places=fixed)
         per_row, bound, width, may_loop = query
         size = None if batch is None else batch.size
+        if owners is not None and batch is not None:
+            owners = owners._replace(of_row=jnp.asarray(owners.of_row)[batch.indices])
         return clipped_sum(per_row, self._batch_rows(batch), bound, width, size, owners, fixed, may_loop)
 
     def _sum_rows(self, rows: tuple[jax.Array, ...], query: RowSum, *, fixed_places: bool) -> ClippedSum | UnclippedSum:

@@ -466,6 +466,18 @@ CONFIGURATIONS = {
             "init_params": {"a": np.zeros(()), "b": np.zeros(())},
         },
     ),
+    "barker_owners": Configuration(
+        DPBarker, {"eps": 3.0, "owners": ALTERNATING, "correction": "logistic", "delta": 1e-3} | SEED
+    ),
+    "penalty_owners_batch": Configuration(
+        DPPenalty, {"eps": 3.0, "prepare": False, "owners": ALTERNATING, "batch_size": 10, "delta": 1e-3} | SEED
+    ),
+    "penalty_exchange_batch": Configuration(
+        DPPenalty,
+        {"eps": 3.0, "prepare": False, "owners": InFolder(exchange), "batch_size": PoissonBatches(rate=0.3)},
+        mcmc=TWO,
+    ),
+    "barker_exchange": Configuration(DPBarker, {"eps": 3.0, "owners": InFolder(exchange)}, mcmc=TWO),
     "barker_prepared": Configuration(
         DPBarker, {"eps": 3.0, "prepare": Preparation(force=True), "one_component": True} | SEED, mcmc=TWO
     ),

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from numpyro_dp import DPHMC, MCMC, DPPenalty
+from numpyro_dp import DPHMC, MCMC, DPBarker, DPPenalty
 from numpyro_dp.owners import JaxOwners
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -23,7 +23,7 @@ def main(address: str, num_owners: int, index: int, directory: Path) -> None:
         X, y = owners_model.rows_of(directory, index)
         owners.sent = []
         results = {"sent": owners.sent, "rows": len(y)}
-        for name, kernel in (("penalty", DPPenalty), ("hmc", DPHMC)):
+        for name, kernel in (("penalty", DPPenalty), ("hmc", DPHMC), ("barker", DPBarker)):
             mcmc = MCMC(kernel(owners_model.model, owners=owners, **owners_model.OPTIONS), **owners_model.RUN)
             mcmc.run(jax.random.key(3), X, y=y)
             results[name] = np.asarray(mcmc.get_samples(group_by_chain=True)["b"])

@@ -161,6 +161,7 @@ INVARIANT = {
     "barker": lambda: DPBarker(conjugate, **BARKER),
     "barker_exponential": lambda: DPBarker(conjugate, **BARKER, variance=1.0, one_component=True, guided=True),
     "barker_logistic": lambda: DPBarker(conjugate, **BARKER, variance=1.0, correction="logistic"),
+    "barker_owners": lambda: DPBarker(conjugate, **BARKER, variance=3.0, owners=OWNERS),
     "exponential_family": lambda: DPExponentialFamily(conjugate, **STATISTICS),
     "exponential_family_owners": lambda: DPExponentialFamily(conjugate, **STATISTICS, owners=OWNERS),
     "exponential_family_counted": lambda: DPExponentialFamily(
@@ -383,6 +384,17 @@ def on_batches(batches, **options):
             1.002,
             id="poisson_noise",
             marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            on_batches(
+                PoissonBatches(rate=0.2),
+                eps=None,
+                noise_multiplier_ratio=0.5,
+                clip_ratio=4.0,
+                owners=np.arange(len(VALUES)) % 4,
+            ),
+            1.002,
+            id="poisson_noise_of_owners",
         ),
     ],
 )

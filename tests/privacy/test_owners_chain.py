@@ -14,7 +14,7 @@ import pytest
 from helpers import owners_model
 from helpers.addresses import reserved_address
 
-from numpyro_dp import DPHMC, MCMC, DPPenalty
+from numpyro_dp import DPHMC, MCMC, DPBarker, DPPenalty, FixedBatches
 from numpyro_dp.privacy.draws import Slots
 from numpyro_dp.privacy.noise import NoiseSource, NoisySteps
 from numpyro_dp.privacy.release import _add_up_with_others
@@ -58,7 +58,7 @@ def owners(tmp_path_factory):
     return tables, [pickle.loads((directory / f"result-{index}.pkl").read_bytes()) for index in range(len(SIZES))]
 
 
-@pytest.mark.parametrize(("name", "kernel"), [("penalty", DPPenalty), ("hmc", DPHMC)])
+@pytest.mark.parametrize(("name", "kernel"), [("penalty", DPPenalty), ("hmc", DPHMC), ("barker", DPBarker)])
 def test_all_processes_get_the_chain_of_one_process_with_the_same_noise(owners, name, kernel, monkeypatch):
     tables, results = owners
     monkeypatch.setattr(NoiseSource, "draw", NoiseSource.draw)  # restored afterwards
@@ -82,10 +82,10 @@ def test_only_noisy_sums_of_the_planned_number_cross_the_wire(owners):
         sizes = [len(value) for _, value in messages]
         # A digest of 32 bytes, or 8 bytes for each noisy number, for the noise multiplier and for the last decision.
         releases = 2 * 20  # chains, iterations
-        digests = 2 * 2
-        assert sizes.count(24) == 2 * releases  # log ratios
+        digests = 2 * 2 + 3
+        assert sizes.count(24) == 3 * releases  # log ratios
         assert sizes.count(32) == 8 * releases + digests  # gradients
-        assert len(sizes) == 4 + 10 * releases
+        assert len(sizes) == digests + 11 * releases
         assert all(key.endswith(f"/{index}") for key, _ in messages)
         everything = b"".join(value for _, value in result["sent"])
         X, _ = owners[0][index]
@@ -138,7 +138,7 @@ def test_chains_that_come_apart_end_with_an_error():
     [
         ({"owners": [0.5, 1.0]}, "each row's owner as integers from 0"),
         ({"owners": [-1, 0]}, "each row's owner as integers from 0"),
-        ({"owners": [0, 1], "batch_size": 2}, "leave batch_size out"),
+        ({"owners": [0, 1], "batch_size": FixedBatches(2)}, "each data owner draws from its own rows"),
         ({"owners": LocalExchange.group(1)[0], "clip_ratio": lambda old, new: 1.0}, "give clip_ratio as a number"),
         ({"owners": [0, 1], "neighboring_relation": "add_or_remove_one"}, "tells n, which is private"),
     ],

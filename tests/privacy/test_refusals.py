@@ -1,6 +1,6 @@
 """Arguments and calls with which the noise would be that of another release than the one that is made."""
 
-import functools
+import threading
 
 import jax
 import numpy as np
@@ -15,8 +15,10 @@ from numpyro_dp import (
     DPExponentialFamily,
     DPPenalty,
     FixedBatches,
+    PoissonBatches,
     PrivacyBudgetError,
 )
+from numpyro_dp.owners import OwnersError
 from numpyro_dp.privacy.accounting import composed_eps
 from numpyro_dp.privacy.batches import Batch, as_batches
 from numpyro_dp.privacy.ledger import Wanted, plan_for_budget
@@ -129,11 +131,52 @@ def test_a_budget_for_many_rows_is_none_for_few(traced):
     assert kernel.privacy.made == {"grad": (0,)}
 
 
-@pytest.mark.parametrize("kernel", [DPBarker, functools.partial(DPBarker, variance=1.0)])
-def test_a_test_with_noise_of_a_fixed_size_has_one_owner(kernel):
-    """Four owners' noise had four times the variance that the correction was for."""
-    with pytest.raises(ValueError, match="several data owners adds up to more"):
-        kernel(model, eps=1.0, owners=np.arange(len(Y)) % 4)
+@pytest.mark.parametrize(
+    ("kernel", "batches", "elsewhere", "match"),
+    [
+        (DPPenalty, FixedBatches(10), False, "each data owner draws from its own rows"),
+        (DPPenalty, PoissonBatches(10, max_batch_size=20), False, "each data owner draws from its own rows"),
+        (DPBarker, 10, False, "each data owner draws from its own rows"),
+        (DPPenalty, 10, True, r"give batch_size=PoissonBatches\(rate=...\)"),
+        (DPPenalty, FixedBatches(10), True, r"give batch_size=PoissonBatches\(rate=...\)"),
+        (DPPenalty, PoissonBatches(rate=0.1, max_batch_size=50), True, r"give batch_size=PoissonBatches\(rate=...\)"),
+    ],
+)
+def test_owners_draw_batches_of_their_own_rows(kernel, batches, elsewhere, match):
+    """Of a batch of a given size, an owner who knows which of its rows are in it knows how many of the others' are."""
+    owners = LocalExchange.group(2, 1.0)[0] if elsewhere else np.arange(len(Y)) % 4
+    with pytest.raises(ValueError, match=match):
+        kernel(model, eps=1.0, delta=1e-5, prepare=False, owners=owners, batch_size=batches)
+
+
+def test_a_test_with_noise_of_a_fixed_size_shares_it_among_the_owners():
+    """Four owners' noise would have four times the variance that the correction is for."""
+    bounds = []
+    for owners in (None, np.arange(len(Y)) % 4):
+        kernel = DPBarker(model, eps=1.0, variance=1.0, owners=owners, num_iterations=10)
+        kernel.init(jax.random.key(0), 0, None, (Y,), {})
+        (mechanism,) = kernel.ledger.plan.kinds["ratio"].mechanisms
+        bounds.append(float(kernel._row_bound(mechanism.noise_multiplier, 1.0, len(Y))))
+    assert bounds[0] == pytest.approx(2 * bounds[1])
+
+
+def test_owners_elsewhere_whose_noise_has_another_size_are_refused():
+    """Bounds and jumps follow from it, and sums of rows that were clipped to other bounds do not add up."""
+    group, errors = LocalExchange.group(2, 10.0), [None, None]
+
+    def run(index, eps):
+        kernel = DPBarker(model, eps=eps, delta=1e-5, variance=1.0, owners=group[index], num_iterations=10)
+        try:
+            kernel.init(jax.random.key(0), 0, None, (Y,), {})
+        except OwnersError as error:
+            errors[index] = str(error)
+
+    threads = [threading.Thread(target=run, args=(k, eps)) for k, eps in enumerate([1.0, 1.5])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all("noise multiplier, by eps and delta" in error for error in errors)
 
 
 def test_gradient_samplers_cannot_know_the_noise_of_owners_elsewhere():

@@ -88,7 +88,6 @@ from numpyro_dp import (
     DPHMC,
     MCMC,
     AuditResult,
-    DPBarker,
     DPExponentialFamily,
     DPPenalty,
     FixedBatches,
@@ -111,11 +110,9 @@ from numpyro_dp.privacy.batches import AllRows, Batches
 from numpyro_dp.privacy.mechanisms import NEIGHBORING_RELATIONS
 
 SUFFICIENT = "sufficient statistics are bounded row by row: units are refused"
-ONE_OWNER = "the noise of its test has a fixed size: several owners are refused"
 WITHOUT = {
     (DPExponentialFamily, "unit"): SUFFICIENT,
     (DPExponentialFamily, "max_rows_per_unit"): SUFFICIENT,
-    (DPBarker, "owners"): ONE_OWNER,
 }
 """Options that no configuration can have, and why."""
 

@@ -245,6 +245,29 @@ def test_each_owner_of_rows_adds_noise_of_its_own(monkeypatch):
     assert float(released.scale) == pytest.approx(5**0.5 * 2 * 2.0 * mechanism.noise_multiplier, rel=1e-5)
 
 
+def test_of_a_batch_each_owner_has_the_sum_of_its_own_rows(monkeypatch):
+    """Were a place in the batch taken for one in the table, an owner's noise would hide another one's rows."""
+    kept = []
+    release = numpyro_dp.privacy.release.release
+    monkeypatch.setattr(
+        numpyro_dp.privacy.release, "release", lambda total, noise: kept.append(total) or release(total, noise)
+    )
+    batches, owners = PoissonBatches(20), OwnerIndex(np.arange(N) % 5, 5)
+    ledger = ledger_for(lambda noise_multiplier: batches.mechanism(noise_multiplier, N), 1)
+    of = vault(ledger=ledger, owners=owners, batches=batches)
+    drawn = np.array([3, 5, 60, 61, 0, 0], np.int32)
+    given = given_draw(5, 3, batch=Batch(drawn, np.int32(4)), ledger=ledger)
+    given._mechanism = asked(ledger, 1, (1, 3), owners, batches)._mechanism
+    marks = RowSum(lambda row: jnp.full(3, 1e-3) * row[0][0], 1.0)
+    released = of.ask(given, marks).value
+    (total,) = kept
+    found = (np.asarray(total.hi, float) * 2**24 + np.asarray(total.lo)) / GRID
+    expected = np.zeros(5)
+    np.add.at(expected, drawn[:4] % 5, 1e-3 * ROWS[0][drawn[:4]])
+    np.testing.assert_allclose(found, np.repeat(expected[:, None], 3, 1), atol=1e-6)
+    np.testing.assert_allclose(released, expected.sum(), atol=1e-5)
+
+
 def test_a_draw_may_be_split_at_its_ends():
     for first in (0, 3):
         one, other = given_draw(slots=3).split(first)
@@ -320,6 +343,13 @@ class OneOther:
 
     def exchange(self, tag, mine):
         return np.stack([mine, self.theirs])
+
+
+@pytest.mark.parametrize("batches", [FixedBatches(10), PoissonBatches(10, max_batch_size=20)])
+@pytest.mark.parametrize("owners", [OwnerIndex(np.arange(N) % 5, 5), OneOther(0, 1.0)], ids=["here", "elsewhere"])
+def test_no_batch_says_how_many_rows_of_other_owners_are_in_it(batches, owners):
+    with pytest.raises(TypeError, match="data owners cannot share"):
+        vault(owners=owners, batches=batches)
 
 
 def test_sums_of_owners_add_up_step_by_step():
