@@ -24,11 +24,11 @@ def test_the_example_runs(capsys):
     exec(compile(first, "README.md", "exec"), names)
     assert names["mcmc"].privacy.eps == 1.0
     assert "(1, 5e-06)-differentially private" in capsys.readouterr().out
-    assert set(names["idata"]["posterior"].data_vars) == {"b"}
+    assert set(names["idata"]["posterior"].data_vars) == {"at_50", "per_year", "smoking", "spread"}
     assert "repetitions=20" in before  # takes minutes
     exec(compile(before.replace("repetitions=20", "repetitions=1"), "README.md", "exec"), names)
     printed = capsys.readouterr().out
-    assert "20,000 rows, 2 parameters, eps 1" in printed
+    assert "20,000 rows, 4 parameters, eps 1" in printed
     assert "Rehearsal of DPHMC at eps 1, n = 20,000: 1 simulated table(s)" in printed
 
 
