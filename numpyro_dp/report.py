@@ -72,6 +72,7 @@ class PrivacyReport:
     :ivar noise: where the noise came from.
     :ivar posterior: what the draws are draws of, and whether released numbers vouch for them.
     :ivar assumptions: what the guarantee and the posterior rest on.
+    :ivar is_federated: whether data owners in processes of their own took part, each of whom holds its own rows.
     """
 
     eps: float
@@ -93,6 +94,7 @@ class PrivacyReport:
     posterior: Posterior
     assumptions: tuple[str, ...]
     kernel: str
+    is_federated: bool = False
 
     @property
     def private(self) -> bool:

@@ -85,7 +85,7 @@ def registry_entry(report: "PrivacyReport", version: str, told: Mapping[str, Any
     deployment: dict[str, Any] = {
         "basic": {"data_product_type": "Machine learning model", "description": _described(report), **said},
         "deployment_model": {
-            "model_name": "Central",
+            "model_name": "Federated" if report.is_federated else "Central",
             "release_type": "One release",
             "data_source_type": "Static",
             "access_type": "Non-interactive",

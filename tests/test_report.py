@@ -11,6 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from helpers.local_owners import LocalExchange
 from helpers.tiers import some_every_day
 
 from numpyro_dp import MCMC, DPPenalty, plan
@@ -148,6 +149,16 @@ def test_an_entry_for_the_registry_has_its_fields(report):
         assert ("private" in entry["dp_variant"]["unprotected_quantities"]) == (report.num_rows is None)
     assert all(f"- {kind}: " in entry["implementation"]["mechanisms"] for kind in report.releases)
     assert "do not vouch" in entry["basic"]["description"]  # five iterations
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_owners_in_processes_of_their_own_are_a_federation(elsewhere):
+    y = np.linspace(-1, 1, 50).astype(np.float32)
+    owners = LocalExchange.group(1)[0] if elsewhere else np.zeros(len(y), int)
+    kernel = DPPenalty(model, eps=1.0, delta=1e-3, prepare=False, owners=owners, num_iterations=5)
+    kernel.init(jax.random.key(0), 0, None, (y,), {})
+    entry = kernel.privacy.to_registry()["deployment"]["deployment_model"]
+    assert entry["model_name"] == ("Federated" if elsewhere else "Central")
 
 
 @pytest.mark.parametrize("report", ["replace_one"], indirect=True)

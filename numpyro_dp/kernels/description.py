@@ -61,6 +61,7 @@ def report(kernel: "DPKernel", table: dict[str, Any]) -> PrivacyReport:
         noise=_noise(kernel.settings, ledger),
         assumptions=_assumptions(kernel, plan),
         kernel=type(kernel).__name__,
+        is_federated=kernel.settings.has_exchange,
         posterior=Posterior(kernel.describe_posterior(), tuple(kernel.doubts()), tuple(kernel.uninformed())),
         **table,
     )
