@@ -125,16 +125,16 @@ _separated: dict = {}
 @pytest.fixture(autouse=True)
 def _models_are_separated_once(monkeypatch):
     """Checking a model takes about a second: tests that run kernels on the same model share the result."""
-    from numpyro_dp.kernels import base
+    from numpyro_dp.kernels import reading
 
     def separate(model, args, kwargs, *options):
-        key = (model, base._signature(args, kwargs), str(options), jax.config.jax_enable_x64)
+        key = (model, reading.signature(args, kwargs), str(options), jax.config.jax_enable_x64)
         if key not in _separated:
             _separated[key] = original(model, args, kwargs, *options)
         return _separated[key]
 
-    original = base.separate
-    monkeypatch.setattr(base, "separate", separate)
+    original = reading.separate
+    monkeypatch.setattr(reading, "separate", separate)
 
 
 _cuts: dict = {}

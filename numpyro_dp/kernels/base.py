@@ -5,9 +5,9 @@ with the noise of a `Grant`. Everything in a `DPState` is computed from such rel
 whole state may be published; it holds no key from which noise was drawn.
 """
 
-import dataclasses
+import copy
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -23,9 +23,10 @@ from numpyro.util import is_prng_key
 
 from numpyro_dp.chain.algorithm import Algorithm, Step, Transition
 from numpyro_dp.chain.target import PrivateTarget
-from numpyro_dp.chain.worth import FEW_DRAWS, most_draws, tight_slope
+from numpyro_dp.kernels.commitment import make_plan, require_own_bound, warn_if_hopeless
 from numpyro_dp.kernels.description import describe_table, report
 from numpyro_dp.kernels.options import require_budget_type
+from numpyro_dp.kernels.reading import ModelReader, private_arrays, require_streamable
 from numpyro_dp.kernels.settings import Settings, is_plain
 from numpyro_dp.kernels.state import (
     DPState,
@@ -36,11 +37,8 @@ from numpyro_dp.kernels.state import (
     require_fields,
     require_init_params,
 )
-from numpyro_dp.model.arguments import PublicArguments, is_streamed, placeholder_rows, quote
-from numpyro_dp.model.marginal import doubts_of_latents, with_rule
+from numpyro_dp.model.arguments import PublicArguments, is_streamed, placeholder_rows
 from numpyro_dp.model.separable import SeparableModel, released_model
-from numpyro_dp.model.separate import separate
-from numpyro_dp.model.units import group_rows
 from numpyro_dp.preparation.fund import silent
 from numpyro_dp.preparation.verdict import standing, unmixed
 from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batches
@@ -48,15 +46,8 @@ from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.privacy.clipping import OwnerIndex, require_correct_sums
 from numpyro_dp.privacy.draws import Grant, ask_ledger
 from numpyro_dp.privacy.fingerprint import fingerprint, random_generator
-from numpyro_dp.privacy.ledger import (
-    Ledger,
-    Plan,
-    PrivacyBudgetError,
-    Wanted,
-    plan_for_budget,
-    plan_for_noise,
-)
-from numpyro_dp.privacy.mechanisms import Gaussian, Mechanism
+from numpyro_dp.privacy.ledger import Ledger, Plan, PrivacyBudgetError, Wanted
+from numpyro_dp.privacy.mechanisms import Mechanism
 from numpyro_dp.privacy.noise import NoiseSource
 from numpyro_dp.privacy.release import Exchange, Vault
 from numpyro_dp.privacy.sharding import Layout, layout_of
@@ -65,8 +56,7 @@ from numpyro_dp.report import PosteriorWarning, PrivacyReport
 
 _LARGE_TABLE = 2**27  # bytes
 _OF_A_RUN = {
-    *("_described", "_layout", "_separated", "_num_warmup", "_doubts_of_latents", "_prior_widths"),
-    *("_public_hash", "_prior_hash", "_read_with"),
+    *("_described", "_layout", "_num_warmup", "_prior_widths", "_public_hash", "_prior_hash", "_read_with"),
 }
 """What a kernel remembers of a run, not what it asks."""
 
@@ -99,12 +89,10 @@ class DPKernel(MCMCKernel, Algorithm):
         )
         name = getattr(model, "__name__", type(model).__name__)
         self._ledger = Ledger(NoiseSource(noise_seed), budget, f"{type(self).__name__} of {name}")
-        self._separated: dict[Any, SeparableModel] = {}
-        self._outcomes: frozenset[str] | None = None  # the observed sites of rows, once the model has been read
+        self._reader = ModelReader(self._settings)
         self._layout: Layout | None = None
         self._described: dict[str, Any] | None = None
         self._doubts_of_draws: list[str] = []  # doubts about a finished run
-        self._doubts_of_latents: list[str] = []  # doubts about their integral
         self.announce: Callable[[str], None] = silent  # what goes on, to who waits
 
     @property
@@ -145,7 +133,7 @@ class DPKernel(MCMCKernel, Algorithm):
     @property
     def model(self) -> Callable:
         """The model without observed outcomes: what ArviZ and `Predictive` may see without leaking them."""
-        return released_model(self._settings.model, self._outcomes)
+        return released_model(self._settings.model, self._reader.outcomes)
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs) -> DPState:
         """The initial state, computed without looking at the rows.
@@ -276,8 +264,8 @@ class DPKernel(MCMCKernel, Algorithm):
     def _admit(self, model_args: tuple, model_kwargs: dict) -> SeparableModel:
         """Check that the budget is for these arguments, and make the kernel ready for them."""
         separated = self.separate(model_args, model_kwargs)
-        rows = _private_leaves(separated, model_args, model_kwargs)
-        self._check_streamed(separated, model_args, model_kwargs)
+        rows = private_arrays(separated, model_args, model_kwargs)
+        require_streamable(type(self).__name__, self._asks_beforehand, separated, model_args, model_kwargs)
         self._layout = layout_of(rows)
         if self._layout is not None:
             self._check_layout(self._layout)
@@ -292,26 +280,6 @@ class DPKernel(MCMCKernel, Algorithm):
 
         self._prepare(separated, public, target)
         return separated
-
-    def _check_streamed(self, separated: SeparableModel, args: tuple, kwargs: dict) -> None:
-        """Refuse what a table that is read in pieces (`numpyro_dp.scan`) cannot do."""
-        named = list(zip(separated.arguments, jax.tree.leaves((args, kwargs)), strict=True))
-        streamed = [argument for argument, leaf in named if is_streamed(leaf)]
-        if not streamed:
-            return
-        if public := [argument.name for argument in streamed if not argument.private]:
-            raise ValueError(f"{quote(public)}: a column of a scan holds rows, and private_args leaves it out: name it")
-        if held := [argument.name for argument, leaf in named if argument.private and not is_streamed(leaf)]:
-            raise ValueError(
-                f"{quote(held)} is an array of rows, beside columns of a scan ({quote(a.name for a in streamed)}): all "
-                "must be columns of the same one"
-            )
-        if not self._asks_beforehand:
-            raise ValueError(
-                f"this {type(self).__name__} asks the table in each iteration, and a table that is read in pieces is "
-                "asked before the chains start, once for each stage: use DPHMC as it is by default, or put the table "
-                "into memory"
-            )
 
     _asks_beforehand = False
     """Whether all that is asked of the table is asked before the chains start."""
@@ -336,7 +304,7 @@ class DPKernel(MCMCKernel, Algorithm):
         """
         if self._reads_rows_once:
             return self._layout is not None
-        rows = _private_leaves(self.separate(model_args, model_kwargs), model_args, model_kwargs)
+        rows = private_arrays(self.separate(model_args, model_kwargs), model_args, model_kwargs)
         if any(map(is_streamed, rows)):  # no compiled program holds a table that is read in pieces
             return False
         size = sum(getattr(row, "nbytes", 0) for row in rows)
@@ -381,7 +349,7 @@ class DPKernel(MCMCKernel, Algorithm):
 
     def without_data(self, model_args: tuple, model_kwargs: dict) -> tuple[tuple, dict]:
         """The model's arguments with one placeholder row in the place of the table; nothing if they were refused."""
-        separated = self._known(model_args, model_kwargs)
+        separated = self._reader.known(model_args, model_kwargs)
         return ((), {}) if separated is None else separated.without_private(model_args, model_kwargs)
 
     @property
@@ -413,7 +381,7 @@ class DPKernel(MCMCKernel, Algorithm):
     def doubts(self) -> list[str]:
         """Why released numbers do not vouch for the posterior."""
         found = "no release looked whether clip bounds and step sizes suit the rows (`prepare=False`)"
-        return [found, *self._doubts_of_latents, *self._doubts_of_draws]
+        return [found, *self._reader.doubts, *self._doubts_of_draws]
 
     def uninformed(self) -> list[str]:
         """Parameters of which the draws of a finished run say hardly more than the prior does, if the kernel tells."""
@@ -479,25 +447,9 @@ class DPKernel(MCMCKernel, Algorithm):
                 f"kernel `num_iterations` (warmup + samples of one chain) and `num_chains`, as in {type(self).__name__}"
                 "(model, eps=1.0, num_iterations=1500, num_chains=4), or use numpyro_dp.MCMC, which does it for you"
             )
-        n = separated.num_rows
-        settings.batches.check(n, settings.neighboring_relation)
-        if isinstance(settings.owners, OwnerIndex) and settings.owners.of_row.shape != (n,):
-            raise ValueError(f"owners has shape {settings.owners.of_row.shape}, but there are {n} rows")
-        common: dict[str, Any] = {
-            "delta": settings.delta_for(n),
-            "neighboring_relation": settings.neighboring_relation,
-            "wanted": self._wanted(n, planned, num_chains),
-            "num_iterations": planned,
-            "num_chains": num_chains,
-            "num_rows": n if settings.size_is_public else None,
-        }
-        if settings.eps is not None:
-            plan = plan_for_budget(eps=settings.eps, **common)
-        else:
-            plan = plan_for_noise(noise_multipliers=settings.given_noise_multipliers, **common)
-        plan = dataclasses.replace(plan, unit=separated.identity)
+        plan = make_plan(settings, separated, self._wanted, planned, num_chains)
         self._check_plan(plan, separated)
-        self._check_own_bound(separated, public)
+        require_own_bound(settings, separated, public)
         if self._ledger.budget is not None:
             self._ledger.budget.require(plan)
         described = describe_table(settings, separated)
@@ -506,27 +458,8 @@ class DPKernel(MCMCKernel, Algorithm):
             context.append(self._fingerprint(separated, public))
         self._ledger.commit(plan, repr(tuple(context)))
         self._described = described
-        self._warn_if_hopeless(plan, separated.num_params)
-
-    def _warn_if_hopeless(self, plan: Plan, size: int) -> None:
-        """Warn of a chain that noise will keep where it is; by public numbers only."""
-        ratio = plan.kinds.get("ratio")
-        if self.algorithm is not self or plan.num_rows is None or ratio is None:
-            return
-        if not isinstance(ratio.mechanisms[0], Gaussian):  # of all rows
-            return
-        slope = tight_slope(plan.num_rows, size, self._settings.power_for(plan.num_rows))
-        tau, iterations = ratio.mechanisms[0].noise_multiplier, plan.num_iterations * plan.num_chains
-        draws, without_noise = most_draws(size, slope, tau, iterations, "grad" in plan.kinds)
-        if draws < FEW_DRAWS and draws < without_noise / 10:
-            warnings.warn(
-                f"this {type(self).__name__} will hardly move: with clip bounds as tight as can be, eps={plan.eps:.3g} "
-                f"over {plan.num_chains} chain(s) of {plan.num_iterations} iterations pays for about {draws:.1g} "
-                f"effective draws of {size} parameters, if the {plan.num_rows} rows inform all of them. "
-                "Use DPHMC with its default preparation, which releases the likelihood once, raise eps, or temper the "
-                "likelihood (power, n0); numpyro_dp.plan says how far",
-                stacklevel=2,
-            )
+        if self.algorithm is self:
+            warn_if_hopeless(type(self).__name__, plan, separated.num_params, settings.power_for(separated.num_rows))
 
     def _wanted(self, num_rows: int, num_iterations: int, num_chains: int) -> dict[str, Wanted]:
         """Everything that the budget is for."""
@@ -541,15 +474,6 @@ class DPKernel(MCMCKernel, Algorithm):
 
     def _check_plan(self, plan: Plan, separated: SeparableModel) -> None:
         """Refuse a plan with which the algorithm cannot work, before anything is released."""
-
-    def _check_own_bound(self, separated: SeparableModel, public: PublicArguments) -> None:
-        """:raises ValueError: if `clip_ratio` is a function that returns no single number; before anything is paid."""
-        if callable(clip := self._settings.clips.get("ratio")):
-            sites = separated.sites(public.args, public.kwargs)
-            z = jax.eval_shape(separated.ravel, separated.prototype)
-            shape = jax.eval_shape(lambda z: jnp.asarray(clip(sites(z), sites(z))), z).shape
-            if shape != ():
-                raise ValueError(f"clip_ratio must return one number for two places, got an array of shape {shape}")
 
     def _asked_by(self) -> list[tuple[str, Any]]:
         """Everything about the kernel that decides what it asks of the table, but for the model and the plan."""
@@ -757,67 +681,17 @@ class DPKernel(MCMCKernel, Algorithm):
 
     def separate(self, args: tuple, kwargs: dict) -> SeparableModel:
         """The model for arguments of these shapes: checked once, and again only for other shapes."""
-        known = separated = self._known(args, kwargs)
-        if separated is None:
-            options = self._settings.row_plate, self._settings.private_args, self._settings.table_size_is_public
-            named = self._settings.unit if isinstance(self._settings.unit, str) else None
-            separated = separate(self._settings.model, args, kwargs, *options, named)
-            if self._settings.unit is not None:
-                separated = group_rows(
-                    separated,
-                    self._settings.unit,
-                    args,
-                    kwargs,
-                    self._settings.max_rows_per_unit,
-                    are_counted=self._settings.size_is_public,
-                    private_is_named=self._settings.private_args is not None,
-                )
-            if separated.latents is not None:
-                separated = with_rule(separated, args, kwargs, self._public_size(separated))
-                self._doubts_of_latents = doubts_of_latents(separated, self._public_size(separated))
-            self._separated[_signature(args, kwargs)] = separated
-            self._outcomes = separated.outcomes | (self._outcomes or frozenset())
-        elif isinstance(self._settings.unit, str):
-            separated.require_same(self._settings.unit, args, kwargs)
-        self._see(separated, separated.public(args, kwargs), known is None)
+        is_new = self._reader.known(args, kwargs) is None
+        separated = self._reader.read(args, kwargs)
+        self._see(separated, separated.public(args, kwargs), is_new)
         return separated
-
-    def _public_size(self, separated: SeparableModel) -> int | None:
-        return separated.num_rows if self._settings.size_is_public else None
-
-    def _known(self, args: tuple, kwargs: dict) -> SeparableModel | None:
-        return self._separated.get(_signature(args, kwargs))
 
     def __getstate__(self):
         state = self.__dict__.copy()
-        # They hold jitted closures, and shapes: under add/remove the number of rows is private.
-        state["_separated"] = {}
+        state["_reader"] = copy.copy(self._reader)  # which forgets what was read
         state["_layout"] = None  # devices are those of this process
         return state
 
 
 def _traced(arguments: Any) -> list:
     return [leaf for leaf in jax.tree.leaves(arguments) if isinstance(leaf, jax.core.Tracer)]
-
-
-def _signature(args: tuple, kwargs: dict) -> tuple:
-    """Structure, shapes and dtypes of the arguments, and values of what is no array."""
-    leaves, treedef = jax.tree.flatten((args, kwargs))
-    return (treedef, *(_leaf_signature(leaf) for leaf in leaves))
-
-
-def _leaf_signature(leaf: Any) -> Any:
-    if isinstance(leaf, np.ndarray | np.generic | jax.Array):
-        is_known = leaf.shape == () and not isinstance(leaf, jax.core.Tracer)
-        # A public number by its bytes, by which NaN is itself.
-        return leaf.shape, str(leaf.dtype), np.asarray(leaf).tobytes() if is_known else None
-    if is_streamed(leaf):
-        return "streamed", leaf.shape, str(leaf.dtype)
-    return leaf if isinstance(leaf, Hashable) else id(leaf)
-
-
-def _private_leaves(separated: SeparableModel, args: tuple, kwargs: dict) -> list:
-    """The private arrays themselves; none where they are traced, and so have no identity."""
-    leaves = jax.tree.leaves((args, kwargs))
-    private = [leaf for leaf, a in zip(leaves, separated.arguments, strict=True) if a.private]
-    return [] if any(isinstance(leaf, jax.core.Tracer) for leaf in private) else private

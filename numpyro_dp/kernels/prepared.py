@@ -250,7 +250,7 @@ class PreparedKernel(DPKernel):
                 "since they are too few for this eps, or all masked (missing values, values outside of the levels or "
                 "of the law's support)"
             )
-        return found + self._doubts_of_latents + self._doubts_of_draws
+        return found + self._reader.doubts + self._doubts_of_draws
 
     def uninformed(self) -> list[str]:
         return list(dict.fromkeys([*self._uninformed, *self._untold]))

@@ -32,7 +32,7 @@ import pytest
 
 import numpyro_dp
 import numpyro_dp.chain.target
-import numpyro_dp.kernels.base
+import numpyro_dp.kernels.reading
 import numpyro_dp.mcmc
 import numpyro_dp.preparation.begin
 import numpyro_dp.privacy.accounting
@@ -80,7 +80,7 @@ def _stubbed(same_world, monkeypatch):
 @pytest.fixture(name="same_world")
 def _same_world(monkeypatch, tmp_path):
     """Randomness, time and paths that are the same in every run."""
-    base, begin = numpyro_dp.kernels.base, numpyro_dp.preparation.begin
+    reading, begin = numpyro_dp.kernels.reading, numpyro_dp.preparation.begin
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "run" / "state"))
     now = numpyro_dp.privacy.budget.datetime.datetime(2000, 1, 1)
     clock = SimpleNamespace(UTC=None, datetime=SimpleNamespace(now=lambda zone: now))
@@ -101,7 +101,7 @@ def _same_world(monkeypatch, tmp_path):
 
     def separate_once(model, args, kwargs, *options):
         kinds = tuple(map(type, jax.tree.leaves((args, kwargs))))
-        key = "model", model, base._signature(args, kwargs), kinds, str(options)
+        key = "model", model, reading.signature(args, kwargs), kinds, str(options)
         return once(lambda: separate(model, args, kwargs, *options), *key)
 
     def cut_once(separated, args, kwargs, *options):
@@ -114,7 +114,7 @@ def _same_world(monkeypatch, tmp_path):
         return found
 
     find_cut, survey = begin.find_cut, begin.Survey
-    monkeypatch.setattr(base, "separate", separate_once)
+    monkeypatch.setattr(reading, "separate", separate_once)
     monkeypatch.setattr(begin, "find_cut", cut_once)
     monkeypatch.setattr(begin, "Survey", survey_once)
     before = jax.config.values["jax_disable_most_optimizations"]

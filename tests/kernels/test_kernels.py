@@ -408,7 +408,7 @@ def test_one_trace_for_all_iterations_and_runs(make):
         model(X, y)
 
     kernel = make(eps=5.0, num_iterations=20)
-    kernel._settings = dataclasses.replace(kernel.settings, model=counted)
+    kernel._settings = kernel._reader._settings = dataclasses.replace(kernel.settings, model=counted)
     mcmc = MCMC(kernel, num_warmup=2, num_samples=8, progress_bar=False, jit_model_args=True)
     mcmc.run(jax.random.key(0), X, y=Y)
     first = len(traces)

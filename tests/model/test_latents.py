@@ -515,9 +515,9 @@ def test_who_keeps_a_density_keeps_no_table(drawn):
 def test_nodes_do_not_go_by_a_private_number_of_units(is_public, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "numpyro_dp.kernels.base.with_rule", lambda separated, args, kwargs, n: asked.append(n) or separated
+        "numpyro_dp.kernels.reading.with_rule", lambda separated, args, kwargs, n: asked.append(n) or separated
     )
-    monkeypatch.setattr("numpyro_dp.kernels.base.doubts_of_latents", lambda separated, n: asked.append(n) or [])
+    monkeypatch.setattr("numpyro_dp.kernels.reading.doubts_of_latents", lambda separated, n: asked.append(n) or [])
     private = {"max_rows_per_unit": 9, "neighboring_relation": "add_or_remove_one", "delta": 1e-4}
     options = {} if is_public else private | {"private_args": ["person", "X", "y"]}
     kernel = DPPenalty(random_intercept, eps=5.0, unit="person", prepare=False, **options)
