@@ -238,10 +238,11 @@ def reasons(check: Check) -> list[str]:
     """Why released numbers do not vouch for a surrogate, each with the number and what would help."""
     found = []
     if check.chance < (LEAST_CHANCE if check.has_arrived else UNSURE_CHANCE) and check.reach > MOST_REACH:
+        by_chance = "next to never" if check.chance < 1e-9 else f"{check.chance:.0e} of the time"
         found.append(
             f"the search had not arrived: between the last two releases the mode moved {check.reach:.1f} standard "
-            f"deviations, {check.moved:.1f} times what noise explains (by chance, {check.chance:.0e} of the time). A "
-            "larger eps, fewer parameters, or a public start and scales (`Preparation`) would help"
+            f"deviations, {check.moved:.1f} times what noise explains (by chance, {by_chance}). A larger eps, fewer "
+            "parameters, or a public start and scales (`Preparation`) would help"
         )
     if check.unresolved > MOST_UNRESOLVED:
         found.append(
@@ -309,9 +310,9 @@ def reasons(check: Check) -> list[str]:
     # Of k squares of noise, whose mean has a relative standard deviation of sqrt(2 / k).
     if curve**2 > noise**2 * (1 + CLEAR * math.sqrt(2 / len(check.curve))) and excess > MOST_CURVED:
         found.append(
-            f"within a posterior's width the log likelihood is {excess:.1f} from the quadratic that stands for it "
-            f"(noise of that {check.width**3 * noise:.1g}). Parameters in which it is closer to a normal one, or "
-            "`DPPenalty`, would help"
+            f"within a posterior's width the log likelihood is {excess:.1f} from the quadratic that stands for it (1 "
+            f"is a factor of e in the density; noise of that {check.width**3 * noise:.1g}). Parameters in which it is "
+            "closer to a normal one, or `DPPenalty`, would help"
         )
     return found
 
