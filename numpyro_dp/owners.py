@@ -16,8 +16,8 @@ against all of them, since it rests on the noise that this owner drew and not on
 *Trust*: an owner who sends wrong numbers cannot weaken another one's guarantee, but spoils the posterior; owners are
 taken to be honest but curious. An owner must not choose its noise after seeing what others sent: the noise is drawn
 before theirs is asked for, and nothing proves that to them. A row belongs to one owner; if one person has rows at
-several, the costs (rho) of these owners add up for that person. How long an owner takes to answer shows about how many
-rows it has, which is public under replace-one.
+several, the costs of these owners add up for that person (their rho, or on batches their eps and delta). How long an
+owner takes to answer shows about how many rows it has, which is public under replace-one.
 """
 
 import atexit

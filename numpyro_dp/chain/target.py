@@ -81,7 +81,8 @@ class PrivateTarget:
                 r = _clip(ratio(row), bound)
                 return weight * r - spread * r**2
 
-            return self.vault.ask(draw, RowSum(penalized, weight * bound + spread * bound**2))
+            most = weight * bound + (spread * bound**2 if spread else 0.0)  # the bound may be infinite
+            return self.vault.ask(draw, RowSum(penalized, most))
         factor = self._sampling_factor(batches.batch_size)
         return self.vault.ask(draw, PenalizedSum(ratio, bound, weight, factor))
 

@@ -21,7 +21,7 @@ default            ``lambda + V > 0``                    ``rho = B^2 / 2``      
 penalty test, exact for every C. With ``correction="logistic"`` it is the paper's: a law for which ``N(0, C) + V_C`` is
 close to logistic (none is exactly; see `numpyro_dp.kernels.barker_correction` for the errors). The default test needs
 neither, and at equal privacy it can afford rows twice as large as the paper's with C = 2. k data owners add noise of
-variance ``C / k`` each, so that its sum is what the test needs.
+variance ``C / k`` each, so that its sum is what the test needs; each pays ``rho = 2 k B^2 / C``.
 
 On a batch the estimate ``lambda_b = (omega n / b) sum r_i`` has a variance ``v_b`` of its own, which is brought to C in
 total. Rows are clipped to ``c = kappa sqrt(b) / (omega n)``, where kappa follows from the budget (but is at most
@@ -85,8 +85,8 @@ class DPBarker(RandomWalk, PreparedKernel):
     :param correction: what completes Gaussian noise to a test, ``"exponential"`` (default) or ``"logistic"``. With
         ``eps=inf`` the test is always Barker's, on all rows.
     :param batch_size: how many rows to draw in each iteration, without replacement. ``"replace_one"`` only.
-    :param noise_multiplier_ratio: instead of `eps`: scale of the test's noise (1 for the logistic, ``sqrt(variance)``)
-        over the sensitivity of the tempered log ratio; on batches ``1 / kappa``.
+    :param noise_multiplier_ratio: instead of `eps`: scale of each owner's noise (1 for the logistic, ``sqrt(variance /
+        k)``) over the sensitivity of the tempered log ratio; on batches ``1 / kappa``.
     :param options: `numpyro_dp.kernels.options.KernelOptions` and `MetropolisOptions`; `target_accept_prob` is 0.35.
 
     `DPState.accept_prob` is the bit itself, since nothing else is released; `DPState.noise_scale` is the test's noise
@@ -144,6 +144,7 @@ class DPBarker(RandomWalk, PreparedKernel):
             raise ValueError(
                 f"correction={correction!r} completes Gaussian noise, and there is none: give variance or batch_size"
             )
+        self._correction_name = correction  # a part of what decides what is asked of the table
         self._correction = None if self._variance is None else CORRECTIONS[correction](self._variance)
 
     @property

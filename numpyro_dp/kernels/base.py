@@ -87,6 +87,11 @@ class DPKernel(MCMCKernel, Algorithm):
             seed_is_short=noise_seed is not None and abs(noise_seed) < 2**64,
             **settings,
         )
+        if noise_seed is not None and self._settings.has_exchange:
+            raise ValueError(
+                "noise_seed makes noise that whoever knows it can take away, and data owners in separate processes who "
+                "run one script know it of one another: leave it out"
+            )
         name = getattr(model, "__name__", type(model).__name__)
         self._ledger = Ledger(NoiseSource(noise_seed), budget, f"{type(self).__name__} of {name}")
         self._reader = ModelReader(self._settings)

@@ -203,7 +203,14 @@ class Settings:
                 "each data owner draws from its own rows, whatever the others draw: give a number as batch_size "
                 f"(Poisson batches) or PoissonBatches without max_batch_size, got {self.batches}"
             )
-        return OwnerIndex(index.astype(np.int32), int(index.max()) + 1)
+        found = np.unique(index)
+        if found[-1] >= len(found):  # whoever has no row would add noise, too
+            missing = int(np.argmax(found != np.arange(len(found))))
+            raise ValueError(
+                f"owners are counted from 0 without gaps, and no row belongs to {missing}: make such numbers of others "
+                "by np.unique(owners, return_inverse=True)[1]"
+            )
+        return OwnerIndex(index.astype(np.int32), len(found))
 
     # -- What follows from them --------------------------------------------------------------------------------------
 

@@ -118,7 +118,12 @@ def release(total: ClippedSum, noise: GridNoise | None) -> NoisySteps:
 
 
 def add_up(steps: NoisySteps) -> NoisySteps:
-    """Exact sum over the leading axis."""
+    """Exact sum over the leading axis.
+
+    :raises ValueError: if it is longer than 2**19, beyond which 32 bits would not do.
+    """
+    if len(steps.lo) > 2**19:
+        raise ValueError(f"{len(steps.lo)} noisy sums cannot be added up: there may be up to 2**19")
     hi, lo = normalize(jnp.sum(steps.lo >> 12, 0, jnp.int32), jnp.sum(steps.lo & 4095, 0, jnp.int32))
     return NoisySteps(jnp.sum(steps.hi, 0, jnp.int32) + hi, lo)
 

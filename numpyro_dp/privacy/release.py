@@ -405,6 +405,8 @@ class Vault:
         :return: shape (k,).
         """
         self._require_all_rows()
+        if isinstance(self._owners, OwnerIndex):
+            raise TypeError("bounds are searched for among the rows of one owner")
         if len(draws) != grid.num_counts:
             raise PrivacyBudgetError(f"a search on this grid takes {grid.num_counts} releases, got {len(draws)}")
         draws = self._own(draws)
@@ -507,7 +509,7 @@ class Vault:
         _require_query(query)
         total = self._row_sum(query._replace(bound=math.inf), None, by_blocks=False)
         assert isinstance(total, UnclippedSum)
-        return total.value
+        return total.value.sum(0) if isinstance(self._owners, OwnerIndex) else total.value
 
     # -- Behind it ---------------------------------------------------------------------------------------------------
 

@@ -209,6 +209,14 @@ def test_sums_over_owners_are_exact():
     assert ((np.asarray(hi, np.int64) << 24) + np.asarray(lo) == values.sum(0)).all()
 
 
+def test_as_many_owners_as_add_up_exactly_and_no_more():
+    most = NoisySteps(jnp.zeros(2**19, jnp.int32), jnp.full(2**19, 2**24 - 1, jnp.int32))
+    total = add_up(most)
+    assert int(total.hi) * 2**24 + int(total.lo) == 2**19 * (2**24 - 1)
+    with pytest.raises(ValueError, match="524289 noisy sums cannot be added up"):
+        add_up(NoisySteps(*(jnp.zeros(2**19 + 1, jnp.int32) for _ in range(2))))
+
+
 def test_no_other_module_draws_noise_or_adds_it():
     """P1: one door, by the words of the source. Two files use the system's entropy and exact laws, and noisy sums are
     made where the vault answers. In the core nobody draws by JAX or NumPy but batches, and for public numbers."""

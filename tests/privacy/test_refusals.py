@@ -11,6 +11,7 @@ import pytest
 from numpyro_dp import (
     DPHMC,
     DPSGLD,
+    MCMC,
     DPBarker,
     DPExponentialFamily,
     DPPenalty,
@@ -177,6 +178,47 @@ def test_owners_elsewhere_whose_noise_has_another_size_are_refused():
     for thread in threads:
         thread.join()
     assert all("noise multiplier, by eps and delta" in error for error in errors)
+
+
+def test_a_seed_that_all_owners_know_is_refused():
+    """Each could take away the others' noise, which would be its own."""
+    owners = LocalExchange.group(2, 1.0)[0]
+    with pytest.raises(ValueError, match="who run one script know it of one another"):
+        DPPenalty(model, eps=1.0, delta=1e-5, prepare=False, owners=owners, noise_seed=7)
+
+
+@pytest.mark.parametrize(("owners", "missing"), [([1, 2] * 100, 0), ([0, 3] * 100, 1), ([0, 10**9] * 100, 1)])
+def test_who_has_no_row_is_no_owner(owners, missing):
+    with pytest.raises(ValueError, match=f"without gaps, and no row belongs to {missing}: "):
+        DPPenalty(model, eps=1.0, prepare=False, owners=np.array(owners))
+
+
+@pytest.mark.parametrize("kernel", [DPPenalty, DPBarker])
+def test_without_privacy_owners_share_one_sum(kernel):
+    options = {"prepare": False} if kernel is DPPenalty else {}
+    kernel = kernel(model, eps=float("inf"), owners=np.arange(len(Y)) % 4, num_iterations=3, step_size=0.1, **options)
+    state = kernel.init(jax.random.key(0), 0, None, (Y,), {})
+    state = kernel.sample(state, (Y,), {})
+    assert state.z["logit"].shape == ()
+
+
+def test_a_batch_of_all_rows_without_clip_bounds_is_a_walk():
+    """Infinity times a sampling variance of 0 is no bound."""
+    every = PoissonBatches(rate=1.0)
+    kernel = DPPenalty(model, eps=float("inf"), prepare=False, clip_ratio=float("inf"), step_size=0.1, batch_size=every)
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=40, progress_bar=False)
+    mcmc.run(jax.random.key(0), Y)
+    assert len(np.unique(mcmc.get_samples()["logit"])) > 5
+
+
+def test_barkers_two_corrections_ask_something_else():
+    """Of one seed, they would have the same noise for other questions."""
+    noise = []
+    for correction in ("exponential", "logistic"):
+        kernel = DPBarker(model, eps=1.0, variance=1.0, correction=correction, num_iterations=3, noise_seed=2**70)
+        kernel.init(jax.random.key(0), 0, None, (Y,), {})
+        noise.append(dict(kernel._asked_by()))
+    assert noise[0] != noise[1]
 
 
 def test_gradient_samplers_cannot_know_the_noise_of_owners_elsewhere():

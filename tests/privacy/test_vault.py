@@ -352,6 +352,14 @@ def test_no_batch_says_how_many_rows_of_other_owners_are_in_it(batches, owners):
         vault(owners=owners, batches=batches)
 
 
+def test_bounds_are_not_searched_for_among_rows_of_several_owners():
+    """Each of the numbers would be taken for an owner's."""
+    ledger = ledger_for(Gaussian, 2)
+    of = vault(ledger=ledger, owners=OwnerIndex(np.arange(N) % 3, 3))
+    with pytest.raises(TypeError, match="among the rows of one owner"):
+        of.find_bounds(given_draw(3, slots=2, ledger=ledger), lambda row: jnp.ones(3), Grid(2.0, 2), jnp.ones(3), 1.0)
+
+
 def test_sums_of_owners_add_up_step_by_step():
     theirs = np.array([4, -3, 2**40 + 7])
     mine = jnp.array([1, 2**24 - 1, -(2**30)], jnp.int32)
