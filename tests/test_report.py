@@ -7,6 +7,7 @@ import warnings
 from importlib.metadata import version
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -149,6 +150,26 @@ def test_an_entry_for_the_registry_has_its_fields(report):
         assert ("private" in entry["dp_variant"]["unprotected_quantities"]) == (report.num_rows is None)
     assert all(f"- {kind}: " in entry["implementation"]["mechanisms"] for kind in report.releases)
     assert "do not vouch" in entry["basic"]["description"]  # five iterations
+
+
+@pytest.mark.filterwarnings("ignore:the posterior")
+def test_further_arguments_of_a_later_run_are_listed_too():
+    """Whatever was taken for public, in whichever run, is the user's part of the guarantee."""
+
+    def with_table(y, table=None):
+        mu = numpyro.sample("mu", dist.Normal(0 if table is None else jnp.mean(table), 1))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    y = np.linspace(-1, 1, 50).astype(np.float32)
+    kernel = DPPenalty(with_table, eps=1.0, prepare=False, clip_ratio=1.0, step_size=0.1, num_iterations=20)
+    mcmc = MCMC(kernel, num_warmup=1, num_samples=4, progress_bar=False)
+    mcmc.run(jax.random.key(0), y)
+    assert mcmc.privacy.public_arguments == ()
+    mcmc.run(jax.random.key(0), y, table=np.ones(7))
+    mcmc.run(jax.random.key(0), y)
+    assert mcmc.privacy.public_arguments == ("table (7,)",)
+    assert mcmc.privacy.private_arguments == ("y (50,)",)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

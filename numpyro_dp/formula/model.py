@@ -121,6 +121,11 @@ class FormulaModel:
         self._function = _compiled(self.source)
 
     @property
+    def tells_num_units(self) -> bool:
+        """Whether its arguments have the number of units in a table, as public."""
+        return self._has_unit_effects
+
+    @property
     def _law(self) -> Family:
         return FAMILIES[self.family]
 

@@ -24,7 +24,7 @@ from numpyro.util import is_prng_key
 from numpyro_dp.chain.algorithm import Algorithm, Step, Transition
 from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.kernels.commitment import make_plan, require_own_bound, warn_if_hopeless
-from numpyro_dp.kernels.description import describe_table, report
+from numpyro_dp.kernels.description import describe_table, described_together, report
 from numpyro_dp.kernels.options import require_budget_type
 from numpyro_dp.kernels.reading import ModelReader, private_arrays, require_streamable
 from numpyro_dp.kernels.settings import Settings, is_plain
@@ -278,6 +278,8 @@ class DPKernel(MCMCKernel, Algorithm):
         self._commit(separated, public)
         self._require_same_table(separated)
         self._check_arguments(public)
+        if self._described is not None:  # a later run may have further arguments
+            self._described = described_together(self._described, describe_table(self._settings, separated))
         self._ledger.bind_table(rows)
 
         def target() -> PrivateTarget:  # no `partial`, which would show the arguments

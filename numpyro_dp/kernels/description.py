@@ -27,6 +27,15 @@ def describe_table(settings: Settings, separated: SeparableModel) -> dict[str, A
     }
 
 
+def described_together(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """What `describe_table` says of two runs of one kernel: everything that either of them names."""
+    found = dict(earlier)
+    for about in ("public_arguments", "private_arguments", "closed_over"):
+        found[about] = tuple(dict.fromkeys([*earlier[about], *now[about]]))
+    found["dropped_sites"] = {**now["dropped_sites"], **earlier["dropped_sites"]}
+    return found
+
+
 def _integrated(separated: SeparableModel) -> dict[str, str]:
     """Why latents of rows or units are not among the samples."""
     latents = separated.latents

@@ -166,6 +166,11 @@ class Settings:
             raise ValueError(
                 "unit tells n, which is private under 'add_or_remove_one': give max_rows_per_unit, and it does not"
             )
+        if not self.table_size_is_public and getattr(self.model, "tells_num_units", False):
+            raise ValueError(
+                f"{self.model!r} tells how many units there are (num_units), which is private here: copy the model "
+                "that it prints, and give it a public number of units of your own"
+            )
         if self.n0 is not None:
             raise ValueError("n0 counts rows, and with a unit those of one person count together: give power")
         if self.owners is not None:

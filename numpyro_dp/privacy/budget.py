@@ -119,7 +119,8 @@ class PrivacyBudget:
     ):
         other = None if other is None else (float(other[0]), float(other[1]))
         self._path = Path(path).resolve()  # of a link, too, so that all who use it lock the same file
-        self._witness_choice = witness
+        self._witness = self._witness_of(witness)  # where it is now, wherever this process goes
+        self._seen: tuple[int, str] | None = None  # how many lines, and the hash of the last
         self._threads = threading.Lock()
         self._notices: list[tuple[type[Warning], str]] = []  # given once the file is free again
         with self._locked():
@@ -333,7 +334,7 @@ class PrivacyBudget:
             raise ValueError(f"other must be a part (eps, delta) of the budget ({eps:g}, {delta:g}), got {other}")
         if eps - other[0] >= accounting.MIN_EPS and delta - other[1] < accounting.MIN_DELTA:
             raise ValueError(f"other leaves a delta of {delta - other[1]:g}, too little: leave more, or all of eps")
-        witness = self._witness()
+        witness = self._witness
         if witness is not None and witness.exists():
             raise PrivacyBudgetError(
                 f"there has been a budget at {self.path}, says its witness {witness}, and the file is gone. "
@@ -371,6 +372,8 @@ class PrivacyBudget:
         if not entries or entries[0].get("format") != FORMAT:
             raise PrivacyBudgetError(f"{self.path} is no privacy budget of this package")
         self._compare_with_witness(entries[0]["id"], hashes[1:])
+        self._require_continuation(hashes[1:])
+        self._seen = len(hashes) - 1, hashes[-1]
         fields = [field.name for field in dataclasses.fields(Charge)]
         charges = tuple(Charge(**{name: e[name] for name in fields}) for e in entries if e["kind"] == "charge")
         if not all(map(_costs, charges)):
@@ -405,6 +408,7 @@ class PrivacyBudget:
             file.write(json.dumps(entry) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        self._seen = len(known.hashes) + 1, entry["hash"]
         _sync_folder(self.path.parent)
         self._update_witness(known.header["id"], len(known.hashes) + 1, entry["hash"])
 
@@ -429,19 +433,32 @@ class PrivacyBudget:
 
     # -- The witness -------------------------------------------------------------------------------------------------
 
-    def _witness(self) -> Path | None:
-        if self._witness_choice is False:
+    def _witness_of(self, choice: "str | os.PathLike | bool") -> Path | None:
+        if choice is False:
             return None
-        if self._witness_choice is not True:
-            return Path(os.fspath(self._witness_choice)).absolute()
-        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        return Path(state) / "numpyro_dp" / f"{hashlib.sha256(str(self.path).encode()).hexdigest()[:32]}.json"
+        if choice is not True:
+            return Path(os.fspath(choice)).absolute()
+        state = Path(os.environ.get("XDG_STATE_HOME") or "")
+        if not state.is_absolute():  # which is to be ignored, says the specification
+            state = Path.home() / ".local" / "state"
+        return state / "numpyro_dp" / f"{hashlib.sha256(str(self.path).encode()).hexdigest()[:32]}.json"
+
+    def _require_continuation(self, hashes: Sequence[str]) -> None:
+        """Whatever a witness says, a file that this object has read before only grows."""
+        count, last = self._seen or (1, hashes[0])
+        if len(hashes) < count or hashes[count - 1] != last:
+            raise PrivacyBudgetError(
+                f"{self.path} is not what it was when this object read it: it was rolled back to an earlier copy, or "
+                "replaced by another budget. Nothing was released. Restore the newer file; or, if it is another budget "
+                "now, open it anew: PrivacyBudget(path)"
+            )
 
     def _compare_with_witness(self, identity: str, hashes: Sequence[str]) -> None:
-        witness = self._witness()
+        witness = self._witness
         if witness is None:
             return
         if not witness.exists():
+            self._require_continuation(hashes)  # before a new witness vouches for it
             notice = (
                 f"{self.path} has no witness at {witness}: it was moved or copied, or the witness was deleted. Whether "
                 "the file was rolled back before now, nobody can tell, nor whether another copy of it is in use: what "
@@ -471,7 +488,7 @@ class PrivacyBudget:
             self._update_witness(identity, len(hashes), hashes[-1])
 
     def _update_witness(self, identity: str, count: int, last: str) -> None:
-        witness = self._witness()
+        witness = self._witness
         if witness is None:
             return
         try:

@@ -441,3 +441,13 @@ def test_an_outcome_of_texts_needs_levels_before_anything_is_paid(kind, told):
     with told:
         FormulaModel("out ~ age", "bernoulli", ranges=RANGES).arguments(table)
     FormulaModel("out ~ age", "bernoulli", ranges=RANGES, levels={"out": ["no", "yes"]}).arguments(table)
+
+
+@pytest.mark.parametrize("options", [{}, {"neighboring_relation": "add_or_remove_one", "delta": 1e-4}])
+def test_a_model_that_tells_how_many_persons_there_are_is_not_for_a_private_number_of_them(options):
+    """The number would be public, though nobody typed it."""
+    model = FormulaModel("ill ~ age + (1 | person)", "bernoulli", ranges={"age": (0, 100)}, unit="person")
+    with pytest.raises(ValueError, match=r"tells how many units there are \(num_units\), which is private here"):
+        DPHMC(model, eps=1.0, unit="person", max_rows_per_unit=3, **options)
+    without = FormulaModel("ill ~ age", "bernoulli", ranges={"age": (0, 100)}, unit="person")
+    DPHMC(without, eps=1.0, unit="person", max_rows_per_unit=3, **options)

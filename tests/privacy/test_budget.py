@@ -1625,3 +1625,54 @@ def test_folders_of_a_budget_are_made(tmp_path):
 
 def test_the_smallest_delta_makes_a_budget(path):
     assert PrivacyBudget(path, eps=1.0, delta=MIN_DELTA).delta == MIN_DELTA
+
+
+def test_a_witness_stays_where_it_was_when_the_budget_was_opened(tmp_path, monkeypatch):
+    """Looked for in the folder of the day, it was not there, and a file that had been rolled back was taken."""
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    with pytest.warns(UserWarning, match="a new privacy budget was made"):
+        budget = PrivacyBudget("table.budget", 1.0, 1e-6, witness="witness.json")
+    before = budget.path.read_bytes()
+    budget.charge(plan(0.9), "a")
+    monkeypatch.chdir(tmp_path / "other")
+    budget.path.write_bytes(before)
+    with pytest.raises(PrivacyBudgetError, match="rolled back"):
+        budget.charge(plan(0.9), "b")
+    assert not list((tmp_path / "other").iterdir())
+
+
+def test_a_relative_state_folder_is_ignored(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning, match="a new privacy budget was made"):
+        PrivacyBudget("table.budget", 1.0, 1e-6)
+    assert not (tmp_path / "state").exists()
+    assert list((tmp_path / "home" / ".local" / "state" / "numpyro_dp").iterdir())
+
+
+@pytest.mark.parametrize("witness", [True, False])
+def test_an_open_budget_notices_that_its_file_is_another_one(path, witness):
+    """It knows what the old one allowed, and would charge that to the new one."""
+    with pytest.warns(UserWarning, match="a new privacy budget was made"):
+        old = PrivacyBudget(path, 3.0, 1e-6, witness=witness)
+    path.unlink()
+    if old._witness is not None:
+        old._witness.unlink()
+    with pytest.warns(UserWarning, match="a new privacy budget was made"):
+        PrivacyBudget(path, 1.0, 1e-6, witness=witness)
+    for use in (lambda: old.charge(plan(2.5), "a"), lambda: old.require(plan(2.5)), lambda: old.charges):
+        with pytest.raises(PrivacyBudgetError, match=r"not what it was when this object read it|witness of another"):
+            use()
+
+
+def test_an_open_budget_without_a_witness_notices_that_it_was_rolled_back(path):
+    with pytest.warns(UserWarning, match="a new privacy budget was made"):
+        budget = PrivacyBudget(path, 1.0, 1e-6, witness=False)
+    before = path.read_bytes()
+    budget.charge(plan(0.9), "a")
+    path.write_bytes(before)
+    with pytest.raises(PrivacyBudgetError, match="not what it was when this object read it"):
+        budget.charge(plan(0.9), "b")
