@@ -55,9 +55,7 @@ from numpyro_dp.privacy.vmap import vmap_chains
 from numpyro_dp.report import PosteriorWarning, PrivacyReport
 
 _LARGE_TABLE = 2**27  # bytes
-_OF_A_RUN = {
-    *("_described", "_layout", "_num_warmup", "_prior_widths", "_public_hash", "_prior_hash", "_read_with"),
-}
+_OF_A_RUN = {"_described", "_layout", "_num_warmup", "_prior_widths", "_public_hash", "_prior_hash", "_read_with"}
 """What a kernel remembers of a run, not what it asks."""
 
 

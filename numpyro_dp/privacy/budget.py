@@ -445,7 +445,9 @@ class PrivacyBudget:
 
     def _require_continuation(self, hashes: Sequence[str]) -> None:
         """Whatever a witness says, a file that this object has read before only grows."""
-        count, last = self._seen or (1, hashes[0])
+        if self._seen is None:
+            return
+        count, last = self._seen
         if len(hashes) < count or hashes[count - 1] != last:
             raise PrivacyBudgetError(
                 f"{self.path} is not what it was when this object read it: it was rolled back to an earlier copy, or "
