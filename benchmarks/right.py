@@ -15,6 +15,7 @@ more. `"limit"` has the tables of `limit.py`.
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import subprocess
@@ -236,16 +237,27 @@ def one_run(name, model, kwargs, exact, eps, seed):
 
 def run(half, kinds, names, epses, tables, out, exact_draws, shard):
     """
+    Runs that are in ``out`` are not made again.
+
     :return: whether no run was out of the question.
     """
-    are_possible = True
     problems = {n: p for n, p in (PROBLEMS | UNSEEN | FRESH | THIRD | AWKWARD | LIMIT).items() if p.half == half}
     names = [n for n, p in problems.items() if n in (names or [n]) and p.kind in (kinds or [p.kind])]
-    for name in names[shard[0] :: shard[1]]:
+    names = names[shard[0] :: shard[1]]
+    lines = Path(out).read_text().splitlines() if Path(out).exists() else []
+    made = {(r["name"], r["seed"], r["eps"]): r for r in map(json.loads, lines)}
+    asked = [made[k] for k in itertools.product(names, tables, epses) if k in made]
+    are_possible = not any(map(is_out_of_the_question, asked))
+    if asked:
+        print(f"{len(asked)} runs are in {out} and are not made again: name another file for new ones", flush=True)
+    for name in names:
         for seed in tables:
+            left = [eps for eps in epses if (name, seed, eps) not in made]
+            if epses and not left:
+                continue
             model, kwargs = problems[name].make(seed)
             exact, r_hat = kept_exact_run(exact_draws, name, model, kwargs, seed)
-            for eps in epses:
+            for eps in left:
                 rho = gaussian_rho(eps, 0.1 / problems[name].n)
                 found = one_run(name, model, kwargs, exact, eps, seed)
                 found |= {"kind": problems[name].kind, "n": problems[name].n, "exact_r_hat": r_hat}
