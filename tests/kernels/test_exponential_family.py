@@ -528,6 +528,7 @@ def shares(y):
         numpyro.sample("y", dist.Categorical(p), obs=y)
 
 
+@pytest.mark.nightly
 @pytest.mark.statistical
 def test_categorical_posterior():
     outcomes = np.random.default_rng(3).choice(3, N, p=[0.2, 0.3, 0.5])

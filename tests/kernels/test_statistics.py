@@ -238,6 +238,7 @@ def test_noise_that_is_not_tempered_in_the_penalty_would_be_noticed(monkeypatch)
     assert z.max() > 7
 
 
+@pytest.mark.nightly
 @pytest.mark.statistical
 @pytest.mark.usefixtures("fast_callbacks")
 def test_noise_as_if_it_were_drawn_for_each_end_would_be_noticed(monkeypatch):
@@ -454,6 +455,7 @@ def barker_on_batches(**options):
     return lambda **others: DPBarker(normal_mean, step_size=10.0, **options, **others)
 
 
+@pytest.mark.nightly
 @pytest.mark.statistical
 @pytest.mark.usefixtures("fast_callbacks")
 @pytest.mark.parametrize(
@@ -461,9 +463,7 @@ def barker_on_batches(**options):
     [
         pytest.param(barker_on_batches(), id="exponential"),
         pytest.param(
-            barker_on_batches(variance=1.0, correction="logistic", noise_multiplier_ratio=1.15),
-            id="logistic",
-            marks=pytest.mark.nightly,
+            barker_on_batches(variance=1.0, correction="logistic", noise_multiplier_ratio=1.15), id="logistic"
         ),
     ],
 )

@@ -164,7 +164,8 @@ def test_a_total_may_be_that_of_the_outcome():
     assert cut.drawn_log_density(phi, row, words) == cut.drawn_log_density(phi, other, words)
 
 
-@pytest.mark.parametrize("in_double_precision", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("in_double_precision", [False, True])
 def test_binomial_outcomes_are_drawn_by_probabilities_too(in_double_precision):
     def model(x, n, y):
         b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
@@ -272,6 +273,7 @@ def _longer_than(k):
     return np.random.default_rng(4).normal(size=(_N, k)).astype(np.float32)
 
 
+@pytest.mark.nightly
 def test_a_series_in_a_row_is_drawn_in_order():
     by_last = _series(lambda m, r, s, Y: dist.Normal(m + r * _last(Y), s))
     by_others = _series(lambda m, r, s, Y: dist.Normal(m + r * (Y.sum(1, keepdims=True) - Y), s))

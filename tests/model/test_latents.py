@@ -65,8 +65,9 @@ def test_a_units_density_is_the_integral_of_numpyros(name, x64):
         np.testing.assert_allclose(slope, expected_slope, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", some_every_day(sorted(MIXED), {"random_slope"}))
+@pytest.mark.nightly
 @pytest.mark.statistical
+@pytest.mark.parametrize("name", sorted(MIXED))
 def test_the_cut_of_the_joint_density_gives_the_same(name, x64):
     case = MIXED[name]
     separated = admitted(case)

@@ -169,6 +169,7 @@ def incidence(x, y=None):
         numpyro.sample("y", dist.Poisson(jnp.exp(a + x @ b)), obs=y)
 
 
+@pytest.mark.nightly
 @pytest.mark.statistical
 @pytest.mark.optimized
 def test_incidences_of_rare_events_are_right_and_trusted():

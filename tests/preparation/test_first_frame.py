@@ -114,8 +114,9 @@ def flagged(flags, x, y=None):
         numpyro.sample("y", dist.Normal(a + flags @ b + c * x, sigma), obs=y)
 
 
+@pytest.mark.nightly
 @pytest.mark.statistical
-@pytest.mark.parametrize("keeps", [True, pytest.param(False, id="without it: the prior", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("keeps", [True, pytest.param(False, id="without it: the prior")])
 def test_a_flag_of_one_row_in_twenty_is_told(keeps, monkeypatch):
     """A regression with a covariate that is 0 for nearly all. By the clip alone its coefficient had the prior's width,
     14 to 20 times the exact one."""

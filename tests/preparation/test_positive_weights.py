@@ -25,6 +25,7 @@ def mean_by_ward(ward, y=None):
         numpyro.sample("y", dist.Normal(a[ward], s), obs=y)
 
 
+@pytest.mark.nightly
 @pytest.mark.statistical
 @pytest.mark.optimized
 def test_an_effect_that_may_be_0_is_not_found_to_be_positive():

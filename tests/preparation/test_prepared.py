@@ -248,6 +248,7 @@ def test_an_improper_prior_of_which_the_scale_is_said_or_known_is_not(supports, 
         kernel.prepare(np.zeros(N))
 
 
+@pytest.mark.nightly
 @pytest.mark.statistical
 @pytest.mark.optimized
 def test_a_flat_prior_on_raw_scales_is_right_where_its_scale_is_said():

@@ -219,12 +219,11 @@ def falls_by_ward(ward, falls=None):
         numpyro.sample("falls", dist.Poisson(jnp.exp(rate[ward])), obs=falls)
 
 
+@pytest.mark.nightly
 @pytest.mark.statistical
 @pytest.mark.optimized
 @pytest.mark.filterwarnings("ignore::numpyro_dp.PosteriorWarning")
-@pytest.mark.parametrize(
-    "asks", [True, pytest.param(False, id="without rates: wrong in silence", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("asks", [True, pytest.param(False, id="without rates: wrong in silence")])
 def test_a_ward_on_which_nobody_falls_has_a_rate_of_which_only_the_prior_says_how_low_it_is(
     asks, monkeypatch, shared_surveys
 ):
@@ -253,6 +252,7 @@ def deaths_by_county(people, poverty, deaths=None):
         numpyro.sample("deaths", dist.Poisson(people * jnp.exp(a + b * poverty)), obs=deaths)
 
 
+@pytest.mark.nightly
 @pytest.mark.statistical
 @pytest.mark.optimized
 def test_counts_of_any_size_are_no_reason_for_a_wide_posterior():

@@ -206,6 +206,7 @@ def test_without_rates_the_likelihood_is_what_it_was(x64):
     np.testing.assert_array_equal(jax.vmap(s.noise_aware)(points), jax.vmap(s._replace(rates=None).noise_aware)(points))
 
 
+@pytest.mark.nightly
 def test_what_is_not_known_of_rates_is_a_mixture_over_them(x64):
     s, points = surrogate([0.5, 0.0], [0.4, 0.0]), np.random.default_rng(0).normal(size=(20, 2)) * 2
     rates = np.random.default_rng(1).normal(0.5, 0.4, 4000)

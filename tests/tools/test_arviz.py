@@ -156,6 +156,7 @@ def test_a_public_number_that_is_none_is_known_again():
     assert to_arviz(mcmc)["posterior"]["mu"].shape == (1, 3)
 
 
+@pytest.mark.nightly
 @pytest.mark.statistical
 def test_a_prior_that_is_scaled_is_scaled_and_factors_are_part_of_it():
     def scaled(y):

@@ -45,6 +45,7 @@ def table():
     return x, init_to_value(values={"mu": jnp.asarray(x.mean(0))})
 
 
+@pytest.mark.nightly
 @pytest.mark.statistical
 @pytest.mark.optimized
 def test_acceptance_and_speed_of_a_walk_are_as_foreseen(table):
