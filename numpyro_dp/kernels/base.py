@@ -45,7 +45,7 @@ from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batches
 from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.privacy.clipping import OwnerIndex, require_correct_sums
 from numpyro_dp.privacy.draws import Grant, ask_ledger
-from numpyro_dp.privacy.fingerprint import fingerprint, random_generator
+from numpyro_dp.privacy.fingerprint import computed_by, fingerprint
 from numpyro_dp.privacy.ledger import Ledger, Plan, PrivacyBudgetError, Wanted
 from numpyro_dp.privacy.mechanisms import Mechanism
 from numpyro_dp.privacy.noise import NoiseSource
@@ -490,7 +490,7 @@ class DPKernel(MCMCKernel, Algorithm):
 
         Of private arguments it knows shapes and dtypes only. Where a chain starts is in its state (`DPState.origin`).
         """
-        values = public.leaves, self._settings.inverse_mass_matrix, random_generator()
+        values = public.leaves, self._settings.inverse_mass_matrix, computed_by()
         with jax.ensure_compile_time_eval():  # constants stay constants in chains that run in parallel
             return fingerprint(self._queries(separated, public), values)
 

@@ -15,6 +15,7 @@ import re
 import types
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -24,6 +25,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 _PLACES = (jax.sharding.Sharding, jax.sharding.Mesh, jax.sharding.AbstractMesh)
 """Where something is computed, which is no part of what is; chains that run in parallel have a mesh."""
+
+_LIBRARIES = ("jax", "jaxlib", "numpy", "numpyro")
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -45,9 +48,10 @@ def fingerprint(functions: Sequence[tuple[Callable, tuple]], values: Sequence[An
     return digest.hexdigest()
 
 
-def random_generator() -> tuple[Any, ...]:
-    """Which numbers JAX makes of a key: proposals and starts follow from them."""
-    return jax.config.jax_default_prng_impl, jax.config.jax_threefry_partitionable
+def computed_by() -> tuple[Any, ...]:
+    """Which numbers JAX makes of a key, and what computes a row's value: with another one its last bits may differ."""
+    generator = jax.config.jax_default_prng_impl, jax.config.jax_threefry_partitionable
+    return *generator, jax.default_backend(), *map(version, _LIBRARIES)
 
 
 def _derivatives(function: Callable, inputs: tuple) -> list[Any]:

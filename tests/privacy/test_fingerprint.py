@@ -17,6 +17,7 @@ import pytest
 from helpers.laplace import laplace, laplace_family
 
 import numpyro_dp.kernels.base
+import numpyro_dp.privacy.fingerprint
 from numpyro_dp import MCMC, DPExponentialFamily, DPPenalty
 from numpyro_dp.privacy.fingerprint import fingerprint
 from numpyro_dp.privacy.ledger import Request
@@ -74,6 +75,12 @@ def test_one_model_has_one_noise(first):
 def test_two_models_never_share_their_noise(first, changes):
     """The difference of what is released would be the exact difference of two sums."""
     assert noise_of(seeded(regression(**changes))) != first
+
+
+def test_another_version_of_a_library_has_another_noise(first, monkeypatch):
+    """It may compute a row's value with other last bits."""
+    monkeypatch.setattr(numpyro_dp.privacy.fingerprint, "version", lambda name: "0.0" if name == "jaxlib" else name)
+    assert noise_of(seeded(regression())) != first
 
 
 @pytest.mark.parametrize(
