@@ -15,9 +15,9 @@ from numpyro.handlers import seed, substitute, trace
 from numpyro.infer.initialization import init_to_sample
 from numpyro.infer.mcmc import MCMC
 
+from numpyro_dp.chain.finished import draws_of_parameters
 from numpyro_dp.kernels.base import DPKernel
 from numpyro_dp.kernels.prepared import PreparedKernel
-from numpyro_dp.preparation.verdict import draws_of_parameters
 from numpyro_dp.report import PrivacyReport
 
 _ARVIZ_MAJOR = int(importlib.metadata.version("arviz").split(".")[0])

@@ -15,8 +15,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from numpyro.infer import mcmc as numpyro_mcmc
 from tqdm.auto import tqdm
 
+from numpyro_dp.chain.finished import draws_of_parameters, standing
 from numpyro_dp.kernels.base import DPKernel
-from numpyro_dp.preparation.verdict import draws_of_parameters, standing
 from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.privacy.passes import StreamedColumn, StreamedTable
 from numpyro_dp.report import Posterior, PrivacyReport

@@ -22,6 +22,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_dp.chain.algorithm import Algorithm, Step, Transition
+from numpyro_dp.chain.finished import standing, unmixed
 from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.kernels.commitment import make_plan, require_own_bound, warn_if_hopeless
 from numpyro_dp.kernels.description import describe_table, described_together, report
@@ -40,7 +41,6 @@ from numpyro_dp.kernels.state import (
 from numpyro_dp.model.arguments import PublicArguments, is_streamed, placeholder_rows
 from numpyro_dp.model.separable import SeparableModel, released_model
 from numpyro_dp.preparation.fund import silent
-from numpyro_dp.preparation.verdict import standing, unmixed
 from numpyro_dp.privacy.batches import ALL_ROWS, AllRows, Batches
 from numpyro_dp.privacy.budget import PrivacyBudget
 from numpyro_dp.privacy.clipping import OwnerIndex, require_correct_sums

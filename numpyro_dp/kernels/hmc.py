@@ -6,7 +6,7 @@ What runs when somebody writes ``DPHMC(model, eps=1.0)`` is `numpyro_dp.preparat
    parameters meet the data (`numpyro_dp.model.coordinates`);
 2. `numpyro_dp.preparation.last_release` spends the bulk of the budget there, on the likelihood's slope and curvature,
    which with the uncertainty of their noise are a quadratic (`numpyro_dp.preparation.surrogate`);
-3. `numpyro_dp.preparation.verdict` asks once more whether that quadratic is like the likelihood;
+3. `numpyro_dp.preparation.last_look` asks once more whether that quadratic is like the likelihood;
 4. `numpyro_dp.preparation.chains.NutsChain` runs NUTS on it and the exact prior.
 
 `numpyro_dp.kernels.prepared` calls it before a chain starts. With ``prepare=False`` the sampler is that in

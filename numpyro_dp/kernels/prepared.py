@@ -18,6 +18,7 @@ from jax import random
 from numpyro.util import is_prng_key
 
 from numpyro_dp.chain.algorithm import Algorithm
+from numpyro_dp.chain.finished import should_thin_more, uninformed
 from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.kernels.base import DPKernel
 from numpyro_dp.kernels.options import OF_PLAIN_SAMPLERS
@@ -38,7 +39,7 @@ from numpyro_dp.preparation.chains import (
 from numpyro_dp.preparation.fund import RESERVE, tell
 from numpyro_dp.preparation.options import Preparation
 from numpyro_dp.preparation.prepare import prepare
-from numpyro_dp.preparation.verdict import reasons, should_thin_more, uninformed, untold
+from numpyro_dp.preparation.verdict import reasons, untold
 from numpyro_dp.privacy.accounting import gaussian_rho, noise_multiplier_for
 from numpyro_dp.privacy.fingerprint import fingerprint
 from numpyro_dp.privacy.ledger import PrivacyBudgetError, Wanted
@@ -221,29 +222,7 @@ class PreparedKernel(DPKernel):
             return super().doubts()
         if self._result is None:
             return ["the preparation did not end"]
-        found = [] if self._result.check is None else reasons(self._result.check)
-        if self._result.steps:
-            found.append(
-                f"the likelihood has steps along {', '.join(self._result.steps)}, of which derivatives, and so this "
-                "posterior, know nothing. A smooth change in the model (`jax.nn.sigmoid`, not a comparison) would help"
-            )
-        if not self._result.has_arrived:
-            found.append(
-                "the search had not arrived: its last step was longer than noise explains. A larger eps, fewer "
-                "parameters, or a public start and scales (`Preparation`) would help"
-            )
-        if (mirror := self._result.mirror) is not None:
-            apart = f"about {mirror.distance:.0f}" if mirror.distance < 1000 else "more than 1,000"
-            is_same = abs(math.log(mirror.odds)) < 0.05
-            same = "prior and likelihood are" if is_same else "the likelihood is"
-            beside = (
-                "" if is_same else f"; by the prior, the other has {mirror.odds / (1 + mirror.odds):.0%} of the mass"
-            )
-            found.append(
-                f"{same} the same where {mirror.what}: the posterior has a hump for each, {apart} of its standard "
-                f"deviations apart, and the draws show one of them{beside}. Say in the model which is which (by a "
-                "prior that is ordered or positive), or use only what is the same at both"
-            )
+        found = reasons(self._result)
         if self._uninformed and len(self._uninformed) == len(self._prior_widths):
             found.append(
                 "the draws are hardly narrower than the prior along every parameter: the rows say next to nothing, "

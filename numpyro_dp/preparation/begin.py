@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
+from numpyro_dp.chain.finished import by_coordinate, widths
 from numpyro_dp.chain.target import PrivateTarget
 from numpyro_dp.chain.worth import TYPICAL_CLIP, tight_slope
 from numpyro_dp.model.arguments import PublicArguments
@@ -26,7 +27,6 @@ from numpyro_dp.preparation.fund import BEGUN, RESERVE, Fund
 from numpyro_dp.preparation.options import Preparation, require_draws, require_hope, warn_if_blurred
 from numpyro_dp.preparation.row_scores import has_kinks
 from numpyro_dp.preparation.survey import Survey, is_centred
-from numpyro_dp.preparation.verdict import by_coordinate, widths
 from numpyro_dp.privacy.fingerprint import fingerprint
 from numpyro_dp.privacy.ledger import Ledger, PrivacyBudgetError
 from numpyro_dp.statements import some_of

@@ -31,10 +31,11 @@ from numpyro_dp.chain.acceptance import accept_with_penalty
 from numpyro_dp.chain.algorithm import Algorithm, Step, Transition
 from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.preparation.frames import Frame
+from numpyro_dp.preparation.last_look import Check
+from numpyro_dp.preparation.mirror import Mirror
 from numpyro_dp.preparation.statistics import Statistics
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.survey import Bounds
-from numpyro_dp.preparation.verdict import Check, Mirror
 
 
 class Prepared(NamedTuple):

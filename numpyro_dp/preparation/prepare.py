@@ -12,12 +12,13 @@ from numpyro_dp.preparation.begin import Begun, asked_in_search
 from numpyro_dp.preparation.chains import Prepared
 from numpyro_dp.preparation.frames import as_wide_as_the_posterior
 from numpyro_dp.preparation.fund import Fund, Wish, silent
+from numpyro_dp.preparation.last_look import FIT_SHARE, check
 from numpyro_dp.preparation.last_release import last_releases, recentred
+from numpyro_dp.preparation.mirror import find_mirror
 from numpyro_dp.preparation.row_slopes import SLOPE_GRID, find_slope
 from numpyro_dp.preparation.search import Found, search
 from numpyro_dp.preparation.start import start_near
 from numpyro_dp.preparation.survey import WEIGHT_GRID, Survey
-from numpyro_dp.preparation.verdict import FIT_SHARE, check, find_mirror
 from numpyro_dp.privacy.accounting import noise_multiplier_for
 from numpyro_dp.privacy.ledger import Ledger, Releases
 from numpyro_dp.privacy.mechanisms import Gaussian, bounds_per_row

@@ -18,8 +18,8 @@ from numpyro_dp.model.coordinates import find_cut
 from numpyro_dp.model.separate import separate
 from numpyro_dp.model.symmetry import find_symmetries
 from numpyro_dp.preparation.frames import Frame
+from numpyro_dp.preparation.mirror import find_mirror
 from numpyro_dp.preparation.surrogate import Surrogate
-from numpyro_dp.preparation.verdict import find_mirror
 
 N = 12
 _rng = np.random.default_rng(0)

@@ -35,8 +35,9 @@ from numpyro_dp import (
 )
 from numpyro_dp.preparation import last_release
 from numpyro_dp.preparation.fund import RESERVE
+from numpyro_dp.preparation.last_look import Check
+from numpyro_dp.preparation.mirror import Mirror
 from numpyro_dp.preparation.survey import Survey
-from numpyro_dp.preparation.verdict import Check, Mirror
 from numpyro_dp.privacy.accounting import gaussian_rho
 from numpyro_dp.privacy.clipping import ClippedSum
 from numpyro_dp.privacy.ledger import Ledger

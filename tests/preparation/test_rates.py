@@ -9,10 +9,10 @@ from scipy.stats import kstest
 
 from numpyro_dp.preparation.combination import LastRelease, combine
 from numpyro_dp.preparation.frames import Frame, NormalPrior
+from numpyro_dp.preparation.last_look import _beyond_quadratic
 from numpyro_dp.preparation.rates import _STEEPEST, _UNSURE, Rates, rates_of, steps_for, stretch, told, uneven_along
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.survey import Bounds, Derivatives, Steps
-from numpyro_dp.preparation.verdict import _beyond_quadratic
 
 M = 3
 PLACE = np.array([2.0, -1.0, 30.0])

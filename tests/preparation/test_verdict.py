@@ -10,36 +10,25 @@ import pytest
 from numpyro.diagnostics import effective_sample_size
 from scipy.stats import chi2
 
+from numpyro_dp.chain.finished import by_coordinate, should_thin_more, standing, uninformed, unmixed, widths
 from numpyro_dp.model.coordinates import Cut
 from numpyro_dp.model.symmetry import Symmetry
 from numpyro_dp.preparation.frames import Frame, NormalPrior
+from numpyro_dp.preparation.last_look import _OF_SAMPLING, Check, _moved, _variance, _varied, _width, check
 from numpyro_dp.preparation.last_release import last_releases, recentred
 from numpyro_dp.preparation.long_rows import EDGES, LongRows
+from numpyro_dp.preparation.mirror import find_mirror
 from numpyro_dp.preparation.row_scores import _FAR, CENTRE_DRAWS
 from numpyro_dp.preparation.search import Found
 from numpyro_dp.preparation.surrogate import Surrogate
 from numpyro_dp.preparation.survey import CURVE_GRID, Fit
 from numpyro_dp.preparation.verdict import (
-    _OF_SAMPLING,
     MOST_CLIPPED,
     MOST_SHORTENED,
     MOST_UNEXPECTED,
     MOST_UNRESOLVED,
-    Check,
-    _moved,
-    _variance,
-    _varied,
-    _width,
-    by_coordinate,
-    check,
-    find_mirror,
-    reasons,
-    should_thin_more,
-    standing,
-    uninformed,
-    unmixed,
+    reasons_of_check,
     untold,
-    widths,
 )
 from tests.helpers.surveys import Parabola, fund_of, positive, spent_by
 
@@ -122,8 +111,8 @@ def bent(by, k=8):
     ],
 )
 def test_a_reason_is_given_with_its_number_and_a_way_out(changes, parts):
-    assert reasons(WELL) == []
-    (found,) = reasons(WELL._replace(**changes))
+    assert reasons_of_check(WELL) == []
+    (found,) = reasons_of_check(WELL._replace(**changes))
     for part in (*parts, "would help"):
         assert part in found
     assert "  " not in found
@@ -132,7 +121,7 @@ def test_a_reason_is_given_with_its_number_and_a_way_out(changes, parts):
 
 @pytest.mark.parametrize(("share", "most"), [(0.49, False), (0.51, True)])
 def test_where_most_rows_say_nothing_their_coding_is_looked_at_first(share, most):
-    (found,) = reasons(WELL._replace(clipped=share))
+    (found,) = reasons_of_check(WELL._replace(clipped=share))
     assert ("most of the rows: look first whether the outcome is coded" in found) == most
     assert ("a value outside of a formula's `ranges`" in found) != most
 
@@ -167,12 +156,12 @@ def test_where_most_rows_say_nothing_their_coding_is_looked_at_first(share, most
     ids=str,
 )
 def test_what_is_small_or_may_be_noise_is_no_reason(changes):
-    assert reasons(WELL._replace(**changes)) == []
+    assert reasons_of_check(WELL._replace(**changes)) == []
 
 
 def test_a_curve_counts_at_the_width_of_the_posterior():
     """Where scores are clipped and vary less than the information says, that is narrower than the frame."""
-    assert "is 2.0 from the quadratic" in reasons(WELL._replace(curve=bent(16.0), width=0.5))[0]
+    assert "is 2.0 from the quadratic" in reasons_of_check(WELL._replace(curve=bent(16.0), width=0.5))[0]
     rng = np.random.default_rng(0)
     curvature, precision = positive(rng, M), 0.1 * positive(rng, M)
     frame = Frame(np.zeros(M), np.eye(M))
@@ -189,12 +178,12 @@ def test_a_curve_counts_at_the_width_of_the_posterior():
 
 
 def test_scores_that_hardly_vary_are_a_reason_where_no_model_tells_why():
-    assert "vary only 0.3 times" in reasons(WELL._replace(variance=0.3, varied=None))[0]
+    assert "vary only 0.3 times" in reasons_of_check(WELL._replace(variance=0.3, varied=None))[0]
 
 
 def test_all_reasons_at_once():
     changes = {"moved": 9.0, "chance": 1e-6, "reach": 9.0, "unresolved": 2.0, "clipped": 0.3, "curve": bent(9.0)}
-    assert len(reasons(WELL._replace(**changes))) == 4
+    assert len(reasons_of_check(WELL._replace(**changes))) == 4
 
 
 def test_noise_alone_is_seldom_a_reason():
@@ -202,7 +191,7 @@ def test_noise_alone_is_seldom_a_reason():
     rng = np.random.default_rng(0)
     for noise in (0.1, 3.0, 100.0):
         curves = noise * rng.normal(size=(5000, 8))
-        named = sum(bool(reasons(WELL._replace(curve=curve, curve_noise=noise))) for curve in curves)
+        named = sum(bool(reasons_of_check(WELL._replace(curve=curve, curve_noise=noise))) for curve in curves)
         assert named <= 15  # 5, and 4.5 standard deviations
 
 
@@ -239,7 +228,7 @@ def checked(
 def test_a_surrogate_that_is_right_has_a_check_without_reasons():
     for seed in range(30):
         result, surrogate, _, _ = checked(seed=seed)
-        assert reasons(result) == []
+        assert reasons_of_check(result) == []
         assert surrogate.variance == result.variance == pytest.approx(1, abs=0.1)
         assert 0 < result.unresolved < 0.5
         assert abs(result.clipped) < 6 * result.clipped_noise
@@ -273,7 +262,7 @@ def test_a_move_between_the_last_releases_is_seen_in_units_of_its_noise():
     far, *_ = checked(away=1e5)
     assert far.moved > 100
     assert far.reach > 10
-    assert any("had not arrived" in reason for reason in reasons(far))
+    assert any("had not arrived" in reason for reason in reasons_of_check(far))
 
 
 def test_reach_is_the_length_of_the_move_over_the_root_of_the_number_of_coordinates():
