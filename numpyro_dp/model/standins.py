@@ -7,7 +7,7 @@ or not, with the same words.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -53,6 +53,12 @@ class StandIns(NamedTuple):
     num_rows: int
 
 
+def _arguments(leaves: Iterable[str]) -> str:
+    """Of these arrays: a dict's keys may name persons, and there may be as many as rows."""
+    within = {argument: inner for argument, inner, _ in (name.partition("[") for name in leaves)}
+    return ", ".join(f"'{argument}' (arrays in it)" if inner else f"'{argument}'" for argument, inner in within.items())
+
+
 def stand_ins(
     model: Callable, args: tuple, kwargs: dict, private_args: Sequence[str] | None, outside: Sequence[Outside]
 ) -> StandIns:
@@ -73,8 +79,8 @@ def stand_ins(
         problems += list_problems(model, args, kwargs, None)
     if len(lengths) > 1:
         problems.append(
-            f"the arguments {quote(a.name for a in named if a.private)} were taken for rows, but are not equally long: "
-            "where the number of rows is private, each array is, unless `private_args=` says which arguments hold rows"
+            f"the arguments {_arguments(a.name for a in named if a.private)} were taken for rows, but are not equally "
+            "long: where the number of rows is private, each array is, unless `private_args=` says which arguments hold rows"
         )
     raise_if(problems)
     leaves, treedef = jax.tree.flatten((args, kwargs))

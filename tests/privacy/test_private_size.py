@@ -194,6 +194,18 @@ def test_rows_in_a_list_tell_nothing():
         assert all(other == first for other in others)
 
 
+def test_of_arrays_by_person_no_name_is_told():
+    def model(rows, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([2]))
+        x = jnp.stack([rows[name] for name in rows])
+        numpyro.sample("y", dist.Normal(x @ b, 1.0), obs=y)
+
+    found = [outcome(model, ({f"alice{k}": np.ones(2) for k in range(n)}, np.ones(n))) for n in (30, 31)]
+    assert found[0] == found[1]
+    assert "'rows' (arrays in it), 'y' were taken for rows" in found[0][1]
+    assert "alice" not in found[0][1]
+
+
 def test_tables_of_different_length_are_refused_without_a_number():
     X, y = table(50)
     found = {outcome(linear, (X[:a], y[:b]))[1] for a, b in ((49, 50), (50, 49), (0, 1), (3, 50))}
