@@ -80,7 +80,8 @@ def stand_ins(
     if len(lengths) > 1:
         problems.append(
             f"the arguments {_arguments(a.name for a in named if a.private)} were taken for rows, but are not equally "
-            "long: where the number of rows is private, each array is, unless `private_args=` says which arguments hold rows"
+            "long: where the number of rows is private, each array is, unless `private_args=` says which arguments "
+            "hold rows"
         )
     raise_if(problems)
     leaves, treedef = jax.tree.flatten((args, kwargs))
