@@ -50,6 +50,9 @@ class Check(NamedTuple):
     :ivar curve: by how much the log likelihood is above the surrogate's, at each of some points of about a posterior's
         width: 0.
     :ivar curve_noise: standard deviation of the noise in it.
+    :ivar turned: by how much the information grows on the way to points twice as far, over that of the posterior: 0;
+        None where no model tells, or rows count more often than once.
+    :ivar turned_noise: standard deviation of the noise in it.
     :ivar lost: share of the rows with kinks that were clipped, where nobody knows what that takes: 0; None elsewhere.
     :ivar shortened: share of the rows that were clipped, where they have no kinks and no model tells how many are: few.
     :ivar taken: about how far the clip still moves the posterior by what it takes of rows that are longer than the
@@ -77,6 +80,8 @@ class Check(NamedTuple):
     shortened: float | None = None
     taken: float = 0.0
     room: float = 1.0
+    turned: float | None = None
+    turned_noise: float = 0.0
 
 
 def check(
@@ -105,7 +110,7 @@ def check(
     # Where few rows are far from their tangent (kinks), a bound that many exceed would hide them.
     most = min(max(0.005 * n, math.sqrt(CURVE_GRID.num_counts / of_bound)), 0.3 * n)
     looked = draws["fit_bound"], draws["fit"]
-    fit = survey.fit(*looked, frame, last.bounds, points, typical / 16, most, last.found.answer)
+    fit = survey.fit(*looked, frame, last.bounds, points, typical, most, last.found.answer)
     variance = _variance(survey, fit, surrogate, frame)
     # Where few rows alone tell of a coordinate, they are clipped more than others: of those the mean says too little.
     surrogate = surrogate._replace(variance=max(variance, 1.0) if np.any(found.of_frames) else variance)
@@ -131,6 +136,8 @@ def check(
         shortened=None if survey.centres or survey.has_kinks else fit.clipped / n,
         taken=found.long_rows.taken / math.hypot(1.0, last.found.score_scale),
         room=room if survey.is_open else 1.0,
+        turned=None if survey.is_weighted else fit.turned,
+        turned_noise=fit.turned_scale,
     ), surrogate
 
 

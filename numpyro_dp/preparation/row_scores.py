@@ -75,6 +75,20 @@ def tangent_distances(cut: Cut, frame: Frame, points: jax.Array, row: tuple) -> 
     return jax.vmap(lambda u: density(u) - value - u @ gradient)(points)
 
 
+def turn(cut: Cut, frame: Frame, points: jax.Array, row: tuple) -> jax.Array:
+    """By how much the square of a row's slope along `points` (k, m) is larger there than at 0, on average.
+
+    Summed over rows it is by how much the information along the way grows. With each point ``u`` there should be
+    ``-u``, so that it grows where ways bend, and not where it is larger at the one side and smaller at the other.
+    """
+
+    def square(u: jax.Array, way: jax.Array) -> jax.Array:
+        _, slope = jax.jvp(lambda u: cut.row_log_density(frame.at(u), row), (u,), (way,))
+        return slope**2
+
+    return jnp.mean(jax.vmap(lambda u: square(u, u) - square(jnp.zeros_like(u), u))(points))
+
+
 class RowScores(NamedTuple):
     """A row's derivatives before they are clipped.
 

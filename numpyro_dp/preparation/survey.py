@@ -31,6 +31,7 @@ from numpyro_dp.preparation.row_scores import (
     row_fall,
     row_gradient,
     tangent_distances,
+    turn,
 )
 from numpyro_dp.privacy.draws import Draw
 from numpyro_dp.privacy.isolation import RowsMeetError, alone, describe_hazard
@@ -54,9 +55,13 @@ WEIGHT_GRID, LEAST_WEIGHT = Grid(2.0, 6), 2.0**-32
 BOUND_GRID = Grid(2.0**0.5, 7)
 LAST_BOUND_GRID = Grid(2.0**0.5, 4)
 CURVE_GRID = Grid(2.0, 5)
-_OFF_OUTLYING = (1 - (1 + 3 * _LIGHT**2) / _OUTLYING**2) / 2
+_OFF_OUTLYING = (1 - (1 + 4 * _LIGHT**2) / _OUTLYING**2) / 2
 """Taken off each row's part in the count of outlying ones. With it an outlying row, which adds that alone, is no longer
-than one that is not: clipped, and with light parts (a square, its surplus, distances) of norm `_LIGHT` each."""
+than one that is not: clipped, and with light parts (a square, its surplus, distances, a turn) of norm `_LIGHT` each."""
+TURN_REACH = 2.0
+"""How far from 0 information is compared, over the points at which distances are looked at."""
+_TURN_ROOM = 4.0
+"""Bound of a row's `turn`, over what a typical row's would be if its slope were 0 at 0."""
 _LONG_ROWS_MIDDLE, _LONG_ROWS_HALF = (1 - SHARE_OF_FEW) / 2, (1 + SHARE_OF_FEW) / 2
 """What is taken off a row's part in these counts, which is between ``-SHARE_OF_FEW`` and 1, and how far the rest is
 from 0 at most."""
@@ -128,6 +133,9 @@ class Fit(NamedTuple):
         for them, less those that the model expects. This and what follows is 0 where no model tells.
     :ivar square: of the norms of the clipped gradients, shortened as in a release.
     :ivar surplus: that, less what the model expects.
+    :ivar turned: at points `TURN_REACH` times as far, by how much the information along the way is larger than at 0,
+        over the way's square, which it is itself where rows alone tell of a posterior.
+    :ivar turned_scale: standard deviation of the noise in it.
     :ivar clipped_scale, curve_scale, outlying_scale, square_scale: standard deviations of the noise.
     """
 
@@ -140,6 +148,8 @@ class Fit(NamedTuple):
     square: float = 0.0
     square_scale: float = 0.0
     surplus: float = 0.0
+    turned: float | None = None
+    turned_scale: float = 0.0
 
 
 def is_centred(cut: Cut, target: PrivateTarget) -> bool:
@@ -263,7 +273,7 @@ class Survey:
 
     def fit_numbers(self, num_points: int) -> int:
         """How many numbers `fit` releases at once."""
-        return num_points + (4 if self.centres else 1)
+        return num_points + (5 if self.centres else 1)
 
     def count(self, draw: Draw) -> float:
         """How many rows there are, with noise."""
@@ -403,21 +413,25 @@ class Survey:
         frame: Frame,
         bounds: Bounds,
         points: np.ndarray,
-        smallest: float,
+        typical: float,
         threshold: float,
         answer: float = 1.0,
     ) -> Fit:
         """See `Fit`. First a bound for a row's distances from the tangent is searched.
 
         :param points: ``u``, shape (k, m).
+        :param typical: square of a row's slope along such a point, not tempered.
         :param answer: of `Derivatives`.
         """
-        bound = float(bounds.score)
-        numbers = (jnp.asarray(x, self.dtype) for x in (*bounds, points, smallest, threshold, answer))
+        k, bound = len(points), float(bounds.score)
+        most_turned = _TURN_ROOM * TURN_REACH**2 * typical
+        given = *bounds, points, typical / 16, threshold, answer, most_turned
+        numbers = (jnp.asarray(x, self.dtype) for x in given)
         found, largest = self._fit(self._target, search, draw, self._cast(frame), *numbers)
         value, scale = np.asarray(found.value, float), float(found.scale)
         light, light_scale = value[1:] / _LIGHT, scale / _LIGHT
-        unit = self.power * float(largest) * math.sqrt(len(points))
+        unit = self.power * float(largest) * math.sqrt(k)
+        turned = self.power * most_turned / np.mean(np.sum((TURN_REACH * points) ** 2, 1))
         # What was taken off each row, where their number is public.
         rows = self._target.num_rows if self._target.has_public_size else 0
         if not self.centres:
@@ -427,8 +441,10 @@ class Survey:
         return Fit(
             clipped=value[0] + outlying,
             clipped_scale=math.hypot(scale, outlying_scale),
-            curve=unit * light[2:-1],
+            curve=unit * light[2 : 2 + k],
             curve_scale=unit * light_scale,
+            turned=turned * light[2 + k],
+            turned_scale=turned * light_scale,
             outlying=outlying,
             outlying_scale=outlying_scale,
             square=bound**2 * (light[0] + rows) / 2,
@@ -603,7 +619,7 @@ class Survey:
         return Released(self.power * found.value, self.power * found.scale)
 
     def _sum_fit(
-        self, target, search, draw, frame, bound, information, points, smallest, threshold, answer
+        self, target, search, draw, frame, bound, information, points, smallest, threshold, answer, most_turned
     ) -> tuple[Released, jax.Array]:
         middle = 0.5 if target.has_public_size else 0.0
         target, scores = self._numbered(target), self._row_scores(frame, bound)
@@ -616,7 +632,7 @@ class Survey:
         def distance(row: tuple) -> jax.Array:
             return jnp.linalg.norm(beyond(row, scores(row)))[None]
 
-        width = self.size * CENTRE_DRAWS + points.size
+        width = self.size * CENTRE_DRAWS + 2 * points.size
         largest = target.find_bounds(search, distance, CURVE_GRID, smallest, threshold, width, self.centres)[0]
 
         def seen(row: tuple) -> jax.Array:
@@ -630,7 +646,10 @@ class Survey:
             expected = found.square * (self._weight(answers, information) / bound) ** 2
             surplus = jnp.clip(jnp.nan_to_num(square - expected), -1, 1)
             clipped, outlying = jnp.nan_to_num(found.clipped), jnp.nan_to_num(found.outlying)
-            others = [clipped, _LIGHT * (2 * square - 1), _LIGHT * surplus, *_LIGHT * distances]
+            of_row = turn(self.cut, frame, TURN_REACH * points, row[:-1]) / most_turned
+            turned = jnp.clip(jnp.nan_to_num(of_row), -1, 1)
+            light = [2 * square - 1, surplus, *distances, turned]
+            others = [clipped, *(_LIGHT * part for part in light)]
             kept = jnp.where(outlying > 0, 0, jnp.stack(others))
             return jnp.append(kept, _OUTLYING * (outlying - _OFF_OUTLYING))
 

@@ -38,6 +38,8 @@ more."""
 MOST_TAKEN = 2.0
 """Chosen on the half "seen" of `benchmarks/real.py`."""
 MOST_CURVED = 1.0
+MOST_TURNED = 0.5
+"""Chosen on the parts "seen" and "third", without noise, of which everyday models have up to .3."""
 MOST_VARIED = 2.0
 LEAST_VARIED, CLEARLY_VARIED = 0.5, 2.0
 """Of a table in which all outcomes are the same, or nearly, rows vary hardly at all; everyday models have .8 to 1.3.
@@ -163,6 +165,13 @@ def reasons_of_check(check: Check) -> list[str]:
             f"within a posterior's width the log likelihood is {excess:.1f} from the quadratic that stands for it (1 "
             f"is a factor of e in the density; noise of that {check.width**3 * noise:.1g}). Parameters in which it is "
             "closer to a normal one, or `DPPenalty`, would help"
+        )
+    if check.turned is not None and check.turned > max(MOST_TURNED, CLEAR * check.turned_noise):
+        found.append(
+            f"the posterior is bent: within twice its width the information grows by {check.turned:.1f} times itself "
+            f"(noise of that {check.turned_noise:.1g}), as where a product or a ratio of parameters is known much "
+            "better than each of them, and the quadratic that stands for the likelihood knows nothing of it. Other "
+            "parameters (the product and one of them), narrower priors or `DPPenalty` would help"
         )
     return found
 

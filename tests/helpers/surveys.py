@@ -268,17 +268,19 @@ class Parabola:
         scales = self._noise(draw) * math.sqrt(len(ends)) * np.asarray(bounds)
         return np.clip(rises, -self.n * bounds, self.n * bounds) + scales * self._rng.normal(size=len(ends)), scales
 
-    def fit(self, search, draw, frame, bounds, points, smallest, threshold, answer=1.0):
+    def fit(self, search, draw, frame, bounds, points, typical, threshold, answer=1.0):
         """As if nothing were clipped, and no row surprising."""
         self.asked.append("fit")
         score, information = self.exact(frame)
         scale = self._noise(draw) * math.sqrt(4)
-        square, curve = bounds.score**2 * scale / 2, 4 * smallest * scale
-        noise = self._rng.normal(size=4 + len(points))
+        square, curve, k = bounds.score**2 * scale / 2, typical * scale / 4, len(points)
+        noise = self._rng.normal(size=5 + k)
         return Fit(
             clipped=scale * noise[0],
             clipped_scale=scale,
-            curve=curve * noise[4:],
+            curve=curve * noise[4 : 4 + k],
+            turned=0.1 * scale * noise[-1],
+            turned_scale=0.1 * scale,
             curve_scale=curve,
             outlying=scale * noise[1],
             outlying_scale=scale,
@@ -288,7 +290,7 @@ class Parabola:
         )
 
     def fit_numbers(self, num_points):
-        return 4 + num_points
+        return 5 + num_points
 
 
 def fund_of(rho):

@@ -104,6 +104,8 @@ def in_noises(fit):
     """What a look at the fit released, each number over the standard deviation of its noise."""
     counted, noise = fit.clipped - fit.outlying, math.sqrt(fit.clipped_scale**2 - fit.outlying_scale**2)
     found = [counted / noise, *fit.curve / fit.curve_scale]
+    if fit.turned is not None:
+        found.append(fit.turned / fit.turned_scale)
     if fit.outlying_scale:
         found += [fit.outlying / fit.outlying_scale, fit.square / fit.square_scale, fit.surplus / fit.square_scale / 2]
     return np.array(found)
@@ -134,7 +136,7 @@ def ask_everything(survey, bounds, up):
     for least in bounds if survey.centres else ():
         survey.long_rows(draw(3), FRAME, least * 2.0 ** np.arange(4))
     fit = survey.fit(
-        led(CURVE_GRID), draw(survey.fit_numbers(len(POINTS))), FRAME, Bounds(*bounds), POINTS, 2.0**-12, 2.0
+        led(CURVE_GRID), draw(survey.fit_numbers(len(POINTS))), FRAME, Bounds(*bounds), POINTS, 2.0**-8, 2.0
     )
     survey.slope(led(SLOPE_GRID), FRAME, PAIRS, SLOPE_GRID, 2.0**-6, 1.0)
     jax.effects_barrier()
@@ -249,7 +251,7 @@ def test_a_private_number_of_rows_is_nowhere_used():
         survey._target.num_rows = num_rows
         bounds = survey.bounds(searches(BOUND_GRID.num_counts, 2), FRAME, np.array([2.0**-30, 2.0**-26]), 1.5)
         draws = searches(CURVE_GRID.num_counts), draw(survey.fit_numbers(len(POINTS)))
-        fit = survey.fit(*draws, FRAME, Bounds(0.3, 1.0), POINTS, 2.0**-12, 2.0)
+        fit = survey.fit(*draws, FRAME, Bounds(0.3, 1.0), POINTS, 2.0**-8, 2.0)
         found.append([*bounds, fit.clipped, *fit.curve])
     np.testing.assert_array_equal(*found)
 
@@ -363,10 +365,10 @@ def test_a_row_has_the_norm_that_is_claimed(density, relation, smooth, by_row):
     for bound in (1e-6, 0.3, 1e3):
         for smallest in (1e-9, 0.1, 1e6):
             points = jnp.asarray(POINTS, survey.dtype)
-            found, _ = fit(target, None, None, frame, bound, 1e9, points, smallest, 1.0, 1.0)
+            found, _ = fit(target, None, None, frame, bound, 1e9, points, smallest, 1.0, 1.0, 300 * smallest)
             if survey.centres:
-                # Clipped by 1, a square, a surplus and distances of norm 1; or outlying by 1.
-                light = 3 * _LIGHT**2
+                # Clipped by 1, a square, a surplus, distances and a turn of norm 1; or outlying by 1.
+                light = 4 * _LIGHT**2
                 off = 0.5 - (1 + light) / (2 * _OUTLYING**2)
                 require(found, math.hypot(_OUTLYING * off, math.sqrt(1 + light)))
                 alone = found.value[:, -1] > 0
@@ -398,7 +400,7 @@ def test_a_row_has_the_norm_that_is_claimed_however_often_it_says_that_it_counts
         assert norms(derivatives(target, None, frame, *numbers).value).max() <= 1 + 1e-5
         edges = jnp.asarray(bound * 2.0 ** np.arange(4), survey.dtype)
         assert norms(long_rows(target, None, frame, edges).value).max() <= math.sqrt(3) * (1 + 1e-5)
-        found, _ = fit(target, None, None, frame, bound, largest, points, 0.1, 1.0, 1.0)
+        found, _ = fit(target, None, None, frame, bound, largest, points, 0.1, 1.0, 1.0, 1.0)
         assert norms(found.value).max() <= float(found.scale) / ROOM * (1 + 1e-5)
 
 
@@ -432,7 +434,7 @@ def test_the_clipped_rows_of_a_fit_are_centred_where_the_number_of_rows_is_publi
         survey = survey_of(quiet, logistic, relation, can_draw=False)
         points = jnp.asarray(POINTS, survey.dtype)
         fit = survey._target.program(survey._sum_fit)
-        found, _ = fit(survey._target, None, None, survey._cast(FRAME), 0.3, 1.0, points, 0.1, 1.0, 1.0)
+        found, _ = fit(survey._target, None, None, survey._cast(FRAME), 0.3, 1.0, points, 0.1, 1.0, 1.0, 1.0)
         np.testing.assert_allclose(np.asarray(found.value)[:, 0], expected)
 
 
@@ -453,6 +455,6 @@ def test_only_samplers_may_loop(can_draw, monkeypatch):
     survey.bounds(searches(BOUND_GRID.num_counts, 2), FRAME, np.array([1e-3, 1e-6]), 2.0)
     survey.derivatives(of_derivatives(), FRAME, Bounds(0.3, 0.1), SHARE, 300)
     draws = searches(CURVE_GRID.num_counts), draw(survey.fit_numbers(len(POINTS)))
-    survey.fit(*draws, FRAME, Bounds(0.3, 1.0), POINTS, 2.0**-12, 2.0)
+    survey.fit(*draws, FRAME, Bounds(0.3, 1.0), POINTS, 2.0**-8, 2.0)
     assert [name for name, _ in asked] == ["find_bounds", "release_sum", "find_bounds", "release_sum"]
     assert {may_loop for _, may_loop in asked} == {can_draw}

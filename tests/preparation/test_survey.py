@@ -22,10 +22,12 @@ from numpyro_dp.preparation.row_scores import _FAR, CENTRE_DRAWS, SHARE_OF_FEW, 
 from numpyro_dp.preparation.search import LINE
 from numpyro_dp.preparation.survey import (
     _LIGHT,
+    _OUTLYING,
     BOUND_GRID,
     CURVE_GRID,
     LEAST_WEIGHT,
     SCALE_GRID,
+    TURN_REACH,
     WEIGHT_GRID,
     Bounds,
     Steps,
@@ -178,7 +180,7 @@ def test_a_fit_is_beside_a_quadratic_as_curved_as_the_answer_says(answer, x64):
     """Of rows with kinks: less of the gradients' squares."""
     kinked = survey_of((X, Y), logistic, can_draw=False, is_smooth=False)
     draws = searches(CURVE_GRID.num_counts), draw(kinked.fit_numbers(len(POINTS)), multiplier=1e-3)
-    found = kinked.fit(*draws, FRAME, Bounds(50.0, 1e9), POINTS, 2.0**10, 0.5, answer)
+    found = kinked.fit(*draws, FRAME, Bounds(50.0, 1e9), POINTS, 2.0**14, 0.5, answer)
     gradients, _ = derivatives_by_hand(X, Y)
     here = log_density_by_hand(FRAME.center)
     squares = gradients.T @ gradients
@@ -630,7 +632,7 @@ def test_slopes_are_quantiles_of_root_mean_squares(x64):
 
 def look(survey, frame, bound, points, smallest, threshold):
     draws = searches(CURVE_GRID.num_counts), draw(survey.fit_numbers(len(points)))
-    return survey.fit(*draws, frame, Bounds(bound, 1e9), points, smallest, threshold)
+    return survey.fit(*draws, frame, Bounds(bound, 1e9), points, 16 * smallest, threshold)
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
@@ -670,10 +672,10 @@ def linear_survey():
     return survey_of(linear_rows(LINEAR, np.zeros(LINEAR)), linear, power=1.0)
 
 
-def linear_fit(noise, bound):
+def linear_fit(noise, bound, typical=2.0**-6):
     frame = Frame(FRAME.center, np.eye(M) / math.sqrt(LINEAR))
     survey = with_rows(linear_survey(), linear_rows(LINEAR, noise))
-    return look(survey, frame, bound / math.sqrt(LINEAR), POINTS, 2.0**-10 / LINEAR, 0.5), frame
+    return look(survey, frame, bound / math.sqrt(LINEAR), POINTS, typical / 16 / LINEAR, 0.5), frame
 
 
 @pytest.mark.parametrize("bound", [0.3, 1.0, 2.5])
@@ -692,6 +694,21 @@ def test_more_rows_are_clipped_than_expected_where_tails_are_heavy(degrees, leas
     assert found.clipped > least * LINEAR
     # Among eight normal numbers the largest is hardly above 2.
     assert found.outlying > 0.5 * LINEAR * stats.t.sf(2 * _FAR, degrees)
+
+
+@pytest.mark.parametrize("typical", [1e-3, 1.0, 1e3], ids=["all are clipped", "some", "none"])
+def test_the_information_on_the_way_to_a_point_is_that_of_the_slopes_there(typical, x64):
+    noise = np.random.default_rng(2).normal(size=LINEAR)
+    found, _ = linear_fit(noise, 10.0, typical)
+    ways = TURN_REACH * POINTS
+    steps = linear_rows(LINEAR, noise)[0] @ ways.T / math.sqrt(LINEAR)
+    changes = ((noise[:, None] - steps) ** 2 - noise[:, None] ** 2) * steps**2
+    most = 4 * typical / LINEAR * TURN_REACH**2
+    size = np.mean(np.sum(ways**2, 1))
+    expected = np.clip(changes.mean(1), -most, most).sum() / size
+    assert found.turned == pytest.approx(expected, abs=1e-3, rel=1e-3)
+    unit = found.clipped_scale / math.hypot(1, 1 / _OUTLYING) / _LIGHT
+    assert found.turned_scale == pytest.approx(most / size * unit)
 
 
 def test_a_few_rows_that_are_far_away_are_outlying_where_the_clip_shortens_them(x64):

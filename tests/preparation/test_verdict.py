@@ -25,6 +25,7 @@ from numpyro_dp.preparation.survey import CURVE_GRID, Fit
 from numpyro_dp.preparation.verdict import (
     MOST_CLIPPED,
     MOST_SHORTENED,
+    MOST_TURNED,
     MOST_UNEXPECTED,
     MOST_UNRESOLVED,
     reasons_of_check,
@@ -90,6 +91,7 @@ def bent(by, k=8):
         ({"variance": 0.3, "varied": 1.9}, ("vary only 0.3 times", "narrower prior")),
         ({"curve": bent(-2.0)}, ("is 2.0 from the quadratic", "noise of that 0.1", "`DPPenalty`")),
         ({"curve": np.array([0.0] * 7 + [9.0])}, ("is 3.2 from the quadratic",)),
+        ({"turned": 1.3, "turned_noise": 0.2}, ("grows by 1.3 times itself (noise of that 0.2)", "the product")),
     ],
     ids=[
         "far",
@@ -108,6 +110,7 @@ def bent(by, k=8):
         "hardly varied",
         "curved",
         "once curved",
+        "bent",
     ],
 )
 def test_a_reason_is_given_with_its_number_and_a_way_out(changes, parts):
@@ -150,6 +153,9 @@ def test_where_most_rows_say_nothing_their_coding_is_looked_at_first(share, most
         {"curve": bent(5.0), "curve_noise": 4.0},
         {"curve": bent(0.0)},
         {"curve": bent(7.9), "width": 0.5},
+        {"turned": 0.99 * MOST_TURNED, "turned_noise": 1e-6},
+        {"turned": 1.3, "turned_noise": 0.33},
+        {"turned": -5.0, "turned_noise": 0.1},  # flatter further out: a tail, and no bend
         {"variance": 0.5, "varied": 0.0},
         {"variance": 0.3, "varied": 2.1},  # as the model says: what is rare is clipped
     ],
