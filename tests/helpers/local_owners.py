@@ -13,6 +13,10 @@ class LocalExchange(Owners):
         store = _LocalStore()
         return [cls(store, num_owners, index, timeout) for index in range(num_owners)]
 
+    def wait_for_a_message(self, seconds: float) -> bool:
+        """Until an owner has sent something, so that it has read its model: NumPyro reads one at a time in a process."""
+        return self._store.wait_for_a_value(seconds)
+
 
 class _LocalStore:
     def __init__(self):
@@ -31,6 +35,10 @@ class _LocalStore:
         with self._changed:
             self._changed.wait_for(lambda: key in self.values, seconds)
             return self.values.get(key)
+
+    def wait_for_a_value(self, seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: bool(self.values), seconds)
 
     def count(self, key: str) -> int:
         with self._changed:

@@ -163,7 +163,7 @@ def test_a_test_with_noise_of_a_fixed_size_shares_it_among_the_owners():
 
 def test_owners_elsewhere_whose_noise_has_another_size_are_refused():
     """Bounds and jumps follow from it, and sums of rows that were clipped to other bounds do not add up."""
-    group, errors = LocalExchange.group(2, 10.0), [None, None]
+    group, errors = LocalExchange.group(2, 100.0), [None, None]
 
     def run(index, eps):
         kernel = DPBarker(model, eps=eps, delta=1e-5, variance=1.0, owners=group[index], num_iterations=10)
@@ -172,11 +172,11 @@ def test_owners_elsewhere_whose_noise_has_another_size_are_refused():
         except OwnersError as error:
             errors[index] = str(error)
 
-    threads = [threading.Thread(target=run, args=(k, eps)) for k, eps in enumerate([1.0, 1.5])]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    other = threading.Thread(target=run, args=(0, 1.0))
+    other.start()
+    assert group[1].wait_for_a_message(100.0)
+    run(1, 1.5)
+    other.join()
     assert all("noise multiplier, by eps and delta" in error for error in errors)
 
 
