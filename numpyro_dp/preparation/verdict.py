@@ -39,8 +39,8 @@ MOST_TAKEN = 2.0
 """Chosen on the half "seen" of `benchmarks/real.py`."""
 MOST_CURVED = 1.0
 MOST_TURNED = 1.0
-"""Without noise, everyday models of the parts "seen" and "third" have up to .3, mostly .02. At small eps noise also makes
-the frame wider than the posterior, and then they have more: of 12 runs of "unseen" at eps = .5 to 3, one had .9."""
+"""Without noise, everyday models of the parts "seen" and "third" have up to .3, mostly .02. At small eps noise also
+makes the frame wider than the posterior, and then they have more: of 12 runs of "unseen", one had .9."""
 MOST_VARIED = 2.0
 LEAST_VARIED, CLEARLY_VARIED = 0.5, 2.0
 """Of a table in which all outcomes are the same, or nearly, rows vary hardly at all; everyday models have .8 to 1.3.

@@ -14,7 +14,7 @@ class LocalExchange(Owners):
         return [cls(store, num_owners, index, timeout) for index in range(num_owners)]
 
     def wait_for_a_message(self, seconds: float) -> bool:
-        """Until an owner has sent something, so that it has read its model: NumPyro reads one at a time in a process."""
+        """Until an owner has sent something, so it has read its model: NumPyro reads one at a time in a process."""
         return self._store.wait_for_a_value(seconds)
 
 
