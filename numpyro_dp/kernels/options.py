@@ -36,8 +36,8 @@ class KernelOptions(TypedDict, total=False):
     :param owners: for rows that belong to several data owners: each row's owner as integers from 0 (public), or an
         exchange such as `numpyro_dp.owners.JaxOwners` in the process of each owner. See `numpyro_dp.owners`.
     :param budget: `numpyro_dp.PrivacyBudget` of the table, which the whole plan is charged to before the first release.
-    :param noise_seed: a secret integer that makes the noise reproducible, for the same model, settings and versions of
-        the libraries. Default: fresh entropy.
+    :param noise_seed: a secret integer that makes the noise reproducible, for the same model, settings, kind of device
+        and versions of this package and the libraries. Default: fresh entropy.
     """
 
     power: float

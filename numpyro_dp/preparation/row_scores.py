@@ -82,11 +82,12 @@ def turn(cut: Cut, frame: Frame, points: jax.Array, row: tuple) -> jax.Array:
     ``-u``, so that it grows where ways bend, and not where it is larger at the one side and smaller at the other.
     """
 
-    def square(u: jax.Array, way: jax.Array) -> jax.Array:
-        _, slope = jax.jvp(lambda u: cut.row_log_density(frame.at(u), row), (u,), (way,))
-        return slope**2
+    def density(u: jax.Array) -> jax.Array:
+        return cut.row_log_density(frame.at(u), row)
 
-    return jnp.mean(jax.vmap(lambda u: square(u, u) - square(jnp.zeros_like(u), u))(points))
+    here = points @ jax.grad(density)(jnp.zeros_like(jnp.asarray(frame.center)))
+    there = jax.vmap(lambda u: jax.jvp(density, (u,), (u,))[1])(points)
+    return jnp.mean(there**2 - here**2)
 
 
 class RowScores(NamedTuple):

@@ -26,7 +26,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 _PLACES = (jax.sharding.Sharding, jax.sharding.Mesh, jax.sharding.AbstractMesh)
 """Where something is computed, which is no part of what is; chains that run in parallel have a mesh."""
 
-_LIBRARIES = ("jax", "jaxlib", "numpy", "numpyro")
+_LIBRARIES = ("jax", "jaxlib", "numpy", "numpyro", "numpyro_dp")
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -49,7 +49,8 @@ def fingerprint(functions: Sequence[tuple[Callable, tuple]], values: Sequence[An
 
 
 def computed_by() -> tuple[Any, ...]:
-    """Which numbers JAX makes of a key, and what computes a row's value: with another one its last bits may differ."""
+    """Which numbers JAX makes of a key, and what asks and computes: another version of this package may ask a row for
+    something else, and with other libraries, or on another kind of device, the last bits of a value may differ."""
     generator = jax.config.jax_default_prng_impl, jax.config.jax_threefry_partitionable
     return *generator, jax.default_backend(), *map(version, _LIBRARIES)
 
